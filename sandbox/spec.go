@@ -1,0 +1,218 @@
+package sandbox
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Limits of one sandbox. All are hard. Zero values in a request mean the default.
+type Limits struct {
+	Memory int64   // bytes
+	CPU    float64 // cores: a weight, and a cap where it is below the node's CPUs
+	PIDs   int64
+	Disk   int64 // bytes of the writable layer
+}
+
+// A Spec is what somebody asks for. Names of environments are as given in a request and pinned ("name@sha256:…")
+// once the control plane has looked them up.
+type Spec struct {
+	Backend     string
+	Image       string
+	Workspace   string
+	Toolkits    []string
+	Limits      Limits
+	IdleTimeout time.Duration
+	Lifetime    time.Duration
+	Labels      map[string]string
+	Env         map[string]string
+	User        string
+	Workdir     string
+	Network     map[string]bool
+	Hostname    string
+	Name        string
+}
+
+// Defaults and bounds of a Spec.
+const (
+	BackendContainer = "container"
+
+	DefaultMemory      = 2 << 30
+	MinMemory          = 16 << 20
+	MaxMemory          = 16 << 40
+	DefaultCPU         = 1.0
+	MinCPU             = 0.01
+	MaxCPU             = 4096
+	DefaultPIDs        = 4096
+	MinPIDs            = 8
+	MaxPIDs            = 4 << 20
+	DefaultDisk        = 10 << 30
+	MinDisk            = 1 << 20
+	MaxDisk            = 16 << 40
+	DefaultIdleTimeout = time.Hour
+	DefaultLifetime    = 24 * time.Hour
+	MaxLifetime        = 30 * 24 * time.Hour
+
+	maxLabels   = 64
+	maxEnv      = 1024
+	maxToolkits = 32
+)
+
+// WithDefaults fills in what was left out. It does not change s's maps.
+func (s Spec) WithDefaults() Spec {
+	setDefault(&s.Backend, BackendContainer)
+	setDefault(&s.Limits.Memory, DefaultMemory)
+	setDefault(&s.Limits.CPU, DefaultCPU)
+	setDefault(&s.Limits.PIDs, DefaultPIDs)
+	setDefault(&s.Limits.Disk, DefaultDisk)
+	setDefault(&s.IdleTimeout, DefaultIdleTimeout)
+	setDefault(&s.Lifetime, DefaultLifetime)
+	return s
+}
+
+func setDefault[T comparable](p *T, d T) {
+	var zero T
+	if *p == zero {
+		*p = d
+	}
+}
+
+// Clone copies s deeply.
+func (s Spec) Clone() Spec {
+	s.Toolkits = slices.Clone(s.Toolkits)
+	s.Labels = maps.Clone(s.Labels)
+	s.Env = maps.Clone(s.Env)
+	s.Network = maps.Clone(s.Network)
+	return s
+}
+
+var (
+	labelKey   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,126}[a-zA-Z0-9])?$`)
+	envKey     = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
+	hostname   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,61}[a-zA-Z0-9])?$`)
+	userSpec   = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9_.@-]{0,63}\$?(:[a-zA-Z0-9_][a-zA-Z0-9_.@-]{0,63})?$`)
+	envName    = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
+	envTag     = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}$`)
+	digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	service    = regexp.MustCompile(`^[a-z][a-z0-9-]{0,62}$`)
+)
+
+// Validate is the one check of a request with its defaults filled in, before anything is looked up.
+func (s Spec) Validate() error {
+	bad := func(format string, args ...any) error {
+		return Errorf(InvalidArgument, "invalid_spec", format, args...)
+	}
+	switch {
+	case s.Backend != BackendContainer:
+		return Errorf(Unsupported, "unknown_backend", "backend %q is not offered here; this version has %q", clip(s.Backend), BackendContainer)
+	case s.Image == "":
+		return bad("an image is required: name one that `dsec image ls` lists")
+	case len(s.Toolkits) > maxToolkits:
+		return bad("%d toolkits; at most %d", len(s.Toolkits), maxToolkits)
+	case s.Limits.Memory < MinMemory || s.Limits.Memory > MaxMemory:
+		return bad("memory limit of %d bytes; it must be between 16 MiB and 16 TiB", s.Limits.Memory)
+	case !(s.Limits.CPU >= MinCPU && s.Limits.CPU <= MaxCPU): // also false for NaN
+		return bad("cpu limit of %v cores; it must be between %v and %v", s.Limits.CPU, MinCPU, MaxCPU)
+	case s.Limits.PIDs < MinPIDs || s.Limits.PIDs > MaxPIDs:
+		return bad("limit of %d pids; it must be between %d and %d", s.Limits.PIDs, MinPIDs, MaxPIDs)
+	case s.Limits.Disk < MinDisk || s.Limits.Disk > MaxDisk:
+		return bad("disk limit of %d bytes; it must be between 1 MiB and 16 TiB", s.Limits.Disk)
+	case s.IdleTimeout <= 0:
+		return bad("idle timeout (ttl_running_stop) must be greater than 0")
+	case s.Lifetime <= 0:
+		return bad("lifetime must be greater than 0")
+	case s.Lifetime > MaxLifetime || s.IdleTimeout > MaxLifetime:
+		return bad("idle timeout and lifetime may be at most %v", MaxLifetime)
+	case s.User != "" && !userSpec.MatchString(s.User):
+		return bad("user %q is not a user name, uid, name:group or uid:gid", clip(s.User))
+	case s.Workdir != "" && (!strings.HasPrefix(s.Workdir, "/") || len(s.Workdir) > 4096 || strings.ContainsRune(s.Workdir, 0)):
+		return bad("working directory %q must be an absolute path", clip(s.Workdir))
+	case s.Hostname != "" && !hostname.MatchString(s.Hostname):
+		return bad("host name %q is not valid", clip(s.Hostname))
+	case len(s.Name) > 128 || !utf8.ValidString(s.Name):
+		return bad("name must be valid UTF-8 of at most 128 bytes")
+	case len(s.Labels) > maxLabels:
+		return bad("%d labels; at most %d", len(s.Labels), maxLabels)
+	case len(s.Env) > maxEnv:
+		return bad("%d environment variables; at most %d", len(s.Env), maxEnv)
+	}
+	for k, v := range s.Labels {
+		if !labelKey.MatchString(k) || len(v) > 256 || !utf8.ValidString(v) {
+			return bad("label %q: keys are letters, digits and ._/- up to 128, values UTF-8 up to 256 bytes", clip(k))
+		}
+	}
+	if err := ValidateEnv(s.Env); err != nil {
+		return err
+	}
+	return s.validateNetwork()
+}
+
+func (s Spec) validateNetwork() error {
+	for name, allowed := range s.Network {
+		if !service.MatchString(name) {
+			return Errorf(InvalidArgument, "invalid_spec", "network rule %q is not a service name", clip(name))
+		}
+		if allowed {
+			return Errorf(Unsupported, "network_service_unavailable",
+				"network rule %q: True cannot be granted: this version has no network services, sandboxes have loopback only; set it to False or leave it out", name)
+		}
+	}
+	return nil
+}
+
+// ValidateEnv checks environment variables.
+func ValidateEnv(env map[string]string) error {
+	for k, v := range env {
+		if !envKey.MatchString(k) || len(k) > 256 {
+			return Errorf(InvalidArgument, "invalid_env", "%q is not a name of an environment variable", clip(k))
+		}
+		if strings.ContainsRune(v, 0) || len(v) > 128<<10 {
+			return Errorf(InvalidArgument, "invalid_env", "environment variable %s holds a NUL or more than 128 KiB", k)
+		}
+	}
+	return nil
+}
+
+// An EnvRef names an environment: by tag, or pinned by the digest of its manifest.
+type EnvRef struct {
+	Name   string
+	Tag    string // "" if Digest is set
+	Digest string // "sha256:<hex>"
+}
+
+func (r EnvRef) String() string {
+	if r.Digest != "" {
+		return r.Name + "@" + r.Digest
+	}
+	return r.Name + ":" + r.Tag
+}
+
+// ParseEnvRef parses "name", "name:tag" and "name@sha256:…". The tag is "latest" where none is given. A name that tries to be
+// a path does not parse.
+func ParseEnvRef(s string) (EnvRef, error) {
+	name, digest, pinned := strings.Cut(s, "@")
+	var r EnvRef
+	if pinned {
+		r = EnvRef{Name: name, Digest: digest}
+	} else {
+		name, tag, tagged := strings.Cut(s, ":")
+		if !tagged {
+			tag = "latest"
+		}
+		r = EnvRef{Name: name, Tag: tag}
+	}
+	ok := len(r.Name) <= 255 && envName.MatchString(r.Name)
+	if pinned {
+		ok = ok && digestForm.MatchString(r.Digest)
+	} else {
+		ok = ok && envTag.MatchString(r.Tag)
+	}
+	if !ok {
+		return EnvRef{}, Errorf(InvalidArgument, "invalid_name",
+			"%q is not a name of an environment; write name:tag (lower case letters, digits, ._-/) or name@sha256:<64 hex digits>", clip(s))
+	}
+	return r, nil
+}
