@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// A command is one word after `dsec`: it has either sub commands or a setup.
+type command struct {
+	name    string
+	group   string    // heading in the list of commands; "" = not listed
+	summary string    // one line without a full stop
+	args    string    // what follows the flags on the usage line, for example "IMAGE [COMMAND ARG...]"
+	details string    // further text and examples
+	sub     []command // commands below this one, for example of `dsec image`
+	// setup registers the flags and returns what runs once they are parsed.
+	setup func(*flagSet) action
+}
+
+// An action does the work. args are the positional arguments. An error becomes a line on stderr and an exit code, see
+// exitCode; an *exitError is silent.
+type action func(ctx context.Context, c *console, args []string) error
+
+// Headings of the list of commands.
+const (
+	groupPlatform     = "Platform"
+	groupSandboxes    = "Sandboxes"
+	groupEnvironments = "Environments"
+	groupServers      = "Servers (started by `dsec up`, or by hand in a cluster)"
+)
+
+// A console is all that a command touches of its surroundings, so that tests run the real commands.
+type console struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	getenv         func(string) string
+	forced         context.Context // ends when the user insists (a second Ctrl-C); nil = never
+}
+
+// execute finds the command that args name and runs it. It returns the exit code of the process.
+func execute(ctx context.Context, c *console, table []command, args []string) int {
+	cmd, path, rest := find(table, args)
+	if cmd == nil || cmd.setup == nil {
+		return overview(c, table, cmd, path, rest)
+	}
+	f := newFlagSet(path)
+	run := cmd.setup(f)
+	positional, err := f.parse(rest)
+	if errors.Is(err, flag.ErrHelp) {
+		_, err = io.WriteString(c.stdout, cmd.helpText(path, f))
+		return c.report(ctx, err, false)
+	}
+	if err == nil {
+		err = run(ctx, c, positional)
+	}
+	code := c.report(ctx, err, f.on("json"))
+	if code == exitUsage {
+		fmt.Fprintf(c.stderr, "Usage: %s\nSee `%s --help`.\n", cmd.usageLine(path), path)
+	}
+	return code
+}
+
+// find walks down the table as far as args name commands. It also says how the command was called and what is left.
+func find(table []command, args []string) (*command, string, []string) {
+	path := "dsec"
+	var cmd *command
+	for len(args) > 0 {
+		i := slices.IndexFunc(table, func(k command) bool { return k.name == args[0] })
+		if i < 0 {
+			break
+		}
+		cmd, table = &table[i], table[i].sub
+		path += " " + args[0]
+		args = args[1:]
+	}
+	return cmd, path, args
+}
+
+// overview answers where no command was named: help, or what is wrong.
+func overview(c *console, table []command, cmd *command, path string, rest []string) int {
+	heading := "dsec runs sandboxes for agents: many, from composed environments.\n"
+	if cmd != nil {
+		table, heading = cmd.sub, sentence(cmd.summary)+"\n"
+		if cmd.details != "" {
+			heading += "\n" + cmd.details + "\n"
+		}
+	}
+	switch {
+	case len(rest) == 0:
+		io.WriteString(c.stderr, overviewText(table, path, heading))
+		return exitUsage
+	case rest[0] == "help" && len(rest) > 1:
+		return execute(context.Background(), c, table, append(slices.Clone(rest[1:]), "--help"))
+	case rest[0] == "help" || isHelp(rest[0]):
+		if _, err := io.WriteString(c.stdout, overviewText(table, path, heading)); err != nil {
+			return exitFailure
+		}
+		return 0
+	}
+	fmt.Fprintf(c.stderr, "dsec: there is no command `%s %s`; `%s help` lists them\n", path, rest[0], path)
+	return exitUsage
+}
+
+func overviewText(table []command, path, heading string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Usage: %s COMMAND\n\n%s", path, heading)
+	width := 0
+	for _, k := range table {
+		width = max(width, len(k.name))
+	}
+	group := ""
+	for _, k := range table {
+		if k.group == "" {
+			continue
+		}
+		if k.group != group {
+			group = k.group
+			fmt.Fprintf(&b, "\n%s:\n", group)
+		}
+		fmt.Fprintf(&b, "  %-*s  %s\n", width, k.name, k.summary)
+	}
+	fmt.Fprintf(&b, "\n`%s COMMAND --help` says more.\n", path)
+	return b.String()
+}
+
+// usageLine is the command's call in one line.
+func (k *command) usageLine(path string) string {
+	return strings.TrimRight(path+" [flags] "+k.args, " ")
+}
+
+func (k *command) helpText(path string, f *flagSet) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Usage: %s\n\n%s\n", k.usageLine(path), sentence(k.summary))
+	if k.details != "" {
+		fmt.Fprintf(&b, "\n%s\n", k.details)
+	}
+	if flags := f.describe(); flags != "" {
+		fmt.Fprintf(&b, "\nFlags:\n%s", flags)
+	}
+	return b.String()
+}
+
+// sentence makes a sentence of a summary.
+func sentence(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:] + "."
+}
+
+// wantArgs checks the number of positional arguments; most < 0 means any number.
+func wantArgs(args []string, least, most int, what string) error {
+	switch {
+	case len(args) < least:
+		return usagef("%s is missing", what)
+	case most >= 0 && len(args) > most:
+		return usagef("%q is one argument too many", args[most])
+	}
+	return nil
+}

@@ -1,0 +1,37 @@
+// Command dsec is the platform's main program: the control plane, the node agent and the command line, which are roles of
+// one binary.
+//
+// What surprises:
+//   - The user's commands go through the public API only (client.go). They link nothing of the edge or of the control
+//     plane, so that whatever dsec can do, any HTTP client can do too.
+//   - Exit codes follow docker: the code of the command that ran, 124 after its time-out, 125 when the platform failed,
+//     126 and 127 when the command could not be executed or was not found, 128+n when a signal ended dsec itself. A wrong
+//     command line is 2, any other failure is 1.
+//   - The first SIGINT, SIGTERM or SIGHUP cancels the command's context, the second cuts its clean-up short, the third
+//     ends the process at once.
+package main
+
+import (
+	"context"
+	"os"
+)
+
+// commandTable is every command, in the order in which help lists them.
+func commandTable() []command {
+	return []command{
+		upCommand, downCommand,
+		runCommand, execCommand, psCommand, inspectCommand, killCommand, rmCommand, logsCommand, cpCommand,
+		imageCommand, workspaceCommand, toolkitCommand,
+		doctorCommand, versionCommand,
+		serveCommand, edgeCommand,
+	}
+}
+
+func main() { os.Exit(start()) }
+
+func start() int {
+	c := &console{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv}
+	ctx, stop := watchSignals(context.Background(), c, os.Exit)
+	defer stop()
+	return execute(ctx, c, commandTable(), os.Args[1:])
+}
