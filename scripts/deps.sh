@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Installs Debian packages that are missing. "run": what building and running dsec need; "test": the tests' as well.
+set -euo pipefail
+case "${1:-run}" in
+run) want=(gcc libc6-dev musl-tools btrfs-progs mmdebstrap iproute2 python3-pytest git ca-certificates) ;;
+test) want=(erofs-utils protobuf-compiler libprotobuf-dev python3-venv attr crun) ;;
+bench) want=(crun docker.io) ;;
+*) echo "usage: deps.sh run|test|bench" >&2; exit 2 ;;
+esac
+missing=()
+for p in "${want[@]}"; do
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null || true)" = installed ] || missing+=("$p")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+echo "installing: ${missing[*]}"
+if [ "$(id -u)" = 0 ]; then sudo=(); elif command -v sudo >/dev/null; then sudo=(sudo); else
+  echo "dsec: these packages are missing and this is not root: ${missing[*]}; run as root: apt-get install ${missing[*]}" >&2
+  exit 1
+fi
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+if ! { "${sudo[@]}" apt-get update -qq && "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+  tail -20 "$log" >&2
+  echo "dsec: installing ${missing[*]} failed; the log is $log" >&2
+  exit 1
+fi
+rm -f "$log"
