@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""The demo: the published session, then a burst of sandboxes that do what a rollout does.
+
+Each sandbox of the burst is composed from one base, one workspace (a real project with its own tests) and one toolkit. In
+it the project's tests run, one file is edited, and they run again. What every sandbox reports is compared with a run on
+this host, without any sandbox. Exits with 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from libdsec import DSecClient, DSecContainerRunArgs
+
+IMAGE = "debian-python:12"
+WORKSPACE = "sqlparse:0.6.1"
+TOOLKIT = "ripgrep:13"
+PROJECT = "workspace/sqlparse"
+ARCHIVE = Path(__file__).resolve().parent.parent / "build" / "workspace.tar"
+
+# Edits that an agent could make: file, text, replacement. Each breaks some of the project's tests, and each other ones.
+EDITS = [
+    ("sqlparse/keywords.py", "'SELECT': tokens.Keyword.DML", "'SELECT': tokens.Keyword"),
+    ("sqlparse/sql.py", "def get_alias(self):", "def get_alias(self):\n        return None\n\n    def get_alias_before(self):"),
+    ("sqlparse/engine/statement_splitter.py", "return 1", "return 0"),
+    ("sqlparse/filters/others.py", "stmt.tokens", "stmt.tokens[:0]"),
+]
+PYTEST = "python3 -m pytest -q -p no:cacheprovider -rfE --tb=no tests"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a test run says, without its times: exit code, counts, and which tests failed."""
+
+    exit_code: int
+    summary: str
+    failed: tuple[str, ...]
+
+
+def outcome(exit_code: int, output: str) -> Outcome:
+    lines = output.strip().splitlines()
+    summary = re.sub(r" in [0-9.]+s.*", "", lines[-1]).strip("= ") if lines else ""
+    failed = sorted(line.split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR ")))
+    return Outcome(exit_code, summary, tuple(failed))
+
+
+def edited(text: str, edit: tuple[str, str, str]) -> str:
+    path, old, new = edit
+    if old not in text:
+        raise SystemExit(f"demo: {path} no longer holds {old!r}")
+    return text.replace(old, new)
+
+
+def local_runs() -> tuple[Outcome, list[Outcome]]:
+    """The same on this host with the same Python and pytest: before the edit, and after each of the edits."""
+
+    def run(root: Path) -> Outcome:
+        done = subprocess.run(
+            ["sh", "-c", PYTEST], cwd=root, env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        return outcome(done.returncode, done.stdout)
+
+    with tempfile.TemporaryDirectory() as tmp:
+        with tarfile.open(ARCHIVE) as tar:
+            tar.extractall(tmp, filter="data")
+        root = Path(tmp) / PROJECT
+        before, after = run(root), []
+        for edit in EDITS:
+            file = root / edit[0]
+            original = file.read_text()
+            file.write_text(edited(original, edit))
+            after.append(run(root))
+            file.write_text(original)
+        return before, after
+
+
+class Clock:
+    """Latencies by name, in seconds."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[float]] = {}
+
+    def add(self, name: str, seconds: float) -> None:
+        self.samples.setdefault(name, []).append(seconds)
+
+    def report(self) -> None:
+        print(f"  {'step':<28}{'count':>6}{'p50':>10}{'p90':>10}{'max':>10}")
+        for name, values in self.samples.items():
+            v = sorted(values)
+            cells = "".join(f"{1000 * x:>8.1f}ms" for x in (v[len(v) // 2], v[len(v) * 9 // 10], v[-1]))
+            print(f"  {name:<28}{len(v):>6}{cells}")
+
+
+async def published_session() -> None:
+    """The session that was published for DSec, with an image name of ours."""
+    client = DSecClient()
+    await client.open()
+    args = DSecContainerRunArgs(
+        container_image=IMAGE,
+        memory_limit_mb=4096, cpu_cores_limit=4,
+        ttl_running_stop=300,  # idle timeout
+        network_rules={"npm": False, "pypi": False},
+        init_user="root",
+    )  # fmt: skip
+    sandbox = await client.run_container(args, timeout=120)
+    result = await sandbox.run_shell("echo hello world")
+    await sandbox.stop()
+    print(f"  {sandbox.id}: {result.stdout.strip()!r}, exit code {result.exit_code}")
+    if result.stdout != "hello world\n" or result.exit_code != 0:
+        raise SystemExit("demo: the published session did not print hello world")
+    await client.close()
+
+
+async def rollout(sandbox, index: int, clock: Clock) -> tuple[Outcome, Outcome]:
+    """What one sandbox of the burst does."""
+
+    async def timed(name, awaitable):
+        start = time.perf_counter()
+        value = await awaitable
+        clock.add(name, time.perf_counter() - start)
+        return value
+
+    edit = EDITS[index % len(EDITS)]
+    tool = await timed("first command (rg, toolkit)", sandbox.exec(["rg", "--count", "def ", f"/{PROJECT}/sqlparse/sql.py"]))
+    if tool.exit_code != 0 or int(tool.stdout) < 10:
+        raise SystemExit(f"demo: the toolkit's rg said {tool!r}")
+    shell = f"cd /{PROJECT} && {PYTEST} 2>&1"
+    first = await timed("tests", sandbox.run_shell(shell, timeout=600))
+    text = (await timed("read file", sandbox.read_file(f"/{PROJECT}/{edit[0]}"))).decode()
+    await timed("write file", sandbox.write_file(f"/{PROJECT}/{edit[0]}", edited(text, edit)))
+    second = await timed("tests after the edit", sandbox.run_shell(shell, timeout=600))
+    await timed("stop", sandbox.stop())
+    return outcome(first.exit_code, first.stdout), outcome(second.exit_code, second.stdout)
+
+
+async def burst(count: int, before: Outcome, after: list[Outcome]) -> int:
+    """Returns how many sandboxes differ from the local run."""
+    clock, wrong, done = Clock(), 0, 0
+    args = DSecContainerRunArgs(
+        container_image=IMAGE, workspace=WORKSPACE, toolkits=[TOOLKIT], memory_limit_mb=1024, cpu_cores_limit=1,
+        ttl_running_stop=1800, network_rules={"npm": False, "pypi": False}, labels={"job": "demo"},
+    )  # fmt: skip
+    async with DSecClient() as client:
+        start = time.perf_counter()
+        tasks: list[asyncio.Task[tuple[Outcome, Outcome]]] = []
+        async for created in client.run_containers(args, count, timeout=600):
+            if isinstance(created, Exception):
+                raise SystemExit(f"demo: a sandbox was not created: {created}")
+            clock.add("created (since the request)", time.perf_counter() - start)
+            tasks.append(asyncio.create_task(rollout(created, len(tasks), clock)))
+        print(f"  {count} sandboxes ready after {time.perf_counter() - start:.2f} s; running the project's tests in each, twice")
+        pending = {task: i for i, task in enumerate(tasks)}
+        waiting = set(tasks)
+        while waiting:
+            finished, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
+                i, done = pending[task], done + 1
+                first, second = task.result()
+                if first != before or second != after[i % len(EDITS)]:
+                    wrong += 1
+                    print(f"  sandbox {i} differs:\n    local   {before}\n            {after[i % len(EDITS)]}\n    sandbox {first}\n            {second}")
+            if sys.stdout.isatty():
+                print(f"\r  {done}/{count} done, {time.perf_counter() - start:.0f} s", end="", flush=True)
+        seconds = time.perf_counter() - start
+        print(f"{chr(13) if sys.stdout.isatty() else ''}  {done}/{count} done in {seconds:.1f} s, {2 * done / seconds:.2f} test runs/s; {wrong} differ from the local run")
+        left = [s async for s in client.list_sandboxes(labels={"job": "demo"})]
+        if left:
+            raise SystemExit(f"demo: {len(left)} sandboxes are still there")
+    clock.report()
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=50, help="sandboxes in the burst (default 50)")
+    count = parser.parse_args().count
+    print("the published session")
+    asyncio.run(published_session())
+    print("the same tests on this host, without a sandbox")
+    start = time.perf_counter()
+    before, after = local_runs()
+    print(f"  {before.summary}; after the edits: {'; '.join(o.summary for o in after)} ({time.perf_counter() - start:.1f} s for {1 + len(after)} runs)")
+    if before.exit_code != 0 or any(o == before for o in after):
+        raise SystemExit("demo: the local run is not what the demo expects")
+    print(f"a burst of {count}: {IMAGE} < {WORKSPACE} < {TOOLKIT}")
+    if asyncio.run(burst(count, before, after)):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

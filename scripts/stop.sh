@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Ends the local platform and removes everything it made, its data included.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [ "$(id -u)" != 0 ]; then exec sudo -E "$0" "$@"; fi
+if [ ! -x bin/dsec ]; then
+  echo "nothing to stop: bin/dsec is not built"
+  exit 0
+fi
+exec bin/dsec down --purge
