@@ -38,7 +38,7 @@ const refillRetry = time.Second
 // Options of Open.
 type Options struct {
 	RunDir string // on a private mount, so that namespaces kept here are not copied into other mount namespaces
-	Ready  int    // slots kept ready; 0 makes each when it is asked for
+	Ready  int    // slots made ahead; up to twice as many are kept of those that come back; 0 makes each when it is asked for
 	Log    *slog.Logger
 }
 
@@ -181,7 +181,7 @@ func (s *Slots) Release(ctx context.Context, id sandbox.ID) error {
 	}
 	delete(s.owned, id)
 	switch {
-	case clean && len(s.free) < max(s.ready, 1):
+	case clean && len(s.free) < max(2*s.ready, 1):
 		s.free = append(s.free, n)
 	case clean: // more than the pool wants
 		if err := linux.RemoveNetns(s.path(n)); err != nil {

@@ -342,7 +342,7 @@ func TestHalfMadeSysfsIsMadeAgain(t *testing.T) {
 }
 
 func BenchmarkAcquireReleaseReused(b *testing.B) {
-	s := open(b, privateDir(b), 1)
+	s := open(b, privateDir(b), 4)
 	defer closeSlots(b, s)
 	for b.Loop() {
 		id := sandbox.NewID(edge)

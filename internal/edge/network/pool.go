@@ -119,7 +119,7 @@ func (s *Slots) wakeLocked() {
 	}
 }
 
-// refill keeps the pool full until ctx ends.
+// refill fills the pool whenever less than half is left, until ctx ends.
 func (s *Slots) refill(ctx context.Context) {
 	defer close(s.done)
 	for {
@@ -128,7 +128,10 @@ func (s *Slots) refill(ctx context.Context) {
 			return
 		case <-s.wanted:
 		}
-		for ctx.Err() == nil && s.short() {
+		if s.level() >= (s.ready+1)/2 {
+			continue // slots in use come back soon; filling up at once would make one too many for each of them
+		}
+		for ctx.Err() == nil && s.level() < s.ready {
 			n, err := s.make()
 			if err != nil {
 				s.log.Error("cannot make a network slot ahead", "error", err)
@@ -142,10 +145,10 @@ func (s *Slots) refill(ctx context.Context) {
 	}
 }
 
-func (s *Slots) short() bool {
+func (s *Slots) level() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.free) < s.ready
+	return len(s.free)
 }
 
 func wait(ctx context.Context, d time.Duration) {
