@@ -1,6 +1,6 @@
 package main
 
 var (
-	runCommand, execCommand, psCommand, inspectCommand, killCommand, rmCommand, logsCommand, cpCommand command
-	imageCommand, workspaceCommand, toolkitCommand, doctorCommand, versionCommand                       command
+	psCommand, inspectCommand, killCommand, rmCommand, logsCommand, cpCommand     command
+	imageCommand, workspaceCommand, toolkitCommand, doctorCommand, versionCommand command
 )

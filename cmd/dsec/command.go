@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // A command is one word after `dsec`: it has either sub commands or a setup.
@@ -40,6 +41,23 @@ type console struct {
 	stdout, stderr io.Writer
 	getenv         func(string) string
 	forced         context.Context // ends when the user insists (a second Ctrl-C); nil = never
+}
+
+// newConsole makes a console whose stderr several goroutines may use.
+func newConsole(stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) *console {
+	return &console{stdin: stdin, stdout: stdout, stderr: &lockedWriter{to: stderr}, getenv: getenv}
+}
+
+// A lockedWriter keeps lines whole: a command's stderr and our own notices share it.
+type lockedWriter struct {
+	mu sync.Mutex
+	to io.Writer
+}
+
+func (w *lockedWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Write(p)
 }
 
 // execute finds the command that args name and runs it. It returns the exit code of the process.

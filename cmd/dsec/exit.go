@@ -65,9 +65,14 @@ func (c *console) report(ctx context.Context, err error, asJSON bool) int {
 	if asJSON {
 		c.reportJSON(err)
 	} else {
-		fmt.Fprintf(c.stderr, "dsec: %s\n", userMessage(err))
+		c.say("%s", userMessage(err))
 	}
 	return code
+}
+
+// say prints one line for the user on stderr. Text from elsewhere cannot drive the terminal.
+func (c *console) say(format string, args ...any) {
+	fmt.Fprintf(c.stderr, "dsec: %s\n", printable(fmt.Sprintf(format, args...)))
 }
 
 // exitCode is the exit code for err, and whether nothing is to be said: the user knows that he pressed Ctrl-C.

@@ -30,7 +30,7 @@ func commandTable() []command {
 func main() { os.Exit(start()) }
 
 func start() int {
-	c := &console{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv}
+	c := newConsole(os.Stdin, os.Stdout, os.Stderr, os.Getenv)
 	ctx, stop := watchSignals(context.Background(), c, os.Exit)
 	defer stop()
 	return execute(ctx, c, commandTable(), os.Args[1:])

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"dsec/sandbox"
+)
+
+// A writeError is a failure of our own output, as opposed to the platform's.
+type writeError struct{ err error }
+
+func (e *writeError) Error() string { return "writing the output: " + e.err.Error() }
+func (e *writeError) Unwrap() error { return e.err }
+
+// request makes one request on a byte route. The caller closes the body. An answer that is no 2xx is an error.
+func (cl *client) request(ctx context.Context, method, path string, query url.Values, body io.Reader, header http.Header) (*http.Response, error) {
+	target := cl.base + path
+	if len(query) > 0 {
+		target += "?" + query.Encode()
+	}
+	r, err := http.NewRequestWithContext(ctx, method, target, body)
+	if err != nil {
+		return nil, fmt.Errorf("making the request: %w", err)
+	}
+	for k, v := range header {
+		r.Header[k] = v
+	}
+	if n := header.Get("Content-Length"); n != "" {
+		if r.ContentLength, err = strconv.ParseInt(n, 10, 64); err != nil {
+			return nil, fmt.Errorf("making the request: %w", err)
+		}
+		r.Header.Del("Content-Length")
+	}
+	res, err := cl.http.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode < 200 || res.StatusCode > 299 {
+		return nil, cl.responseError(res)
+	}
+	cl.answered.Store(true)
+	return res, nil
+}
+
+func commandPath(sandboxID, commandID, what string) string {
+	return "/v1/sandboxes/" + url.PathEscape(sandboxID) + "/commands/" + url.PathEscape(commandID) + "/" + what
+}
+
+func filesPath(sandboxID string) string {
+	return "/v1/sandboxes/" + url.PathEscape(sandboxID) + "/files"
+}
+
+// An outputStream copies one stream of a command, byte for byte, and survives lost connections: it asks again for what
+// comes after the last byte that it wrote.
+type outputStream struct {
+	sandboxID, commandID string
+	name                 string // "stdout" or "stderr"
+	offset               int64  // the next byte that is wanted
+	to                   io.Writer
+}
+
+// copy writes what there is, with follow also what comes, until the command ends. Where the platform has dropped the
+// middle of a long output it returns the sandbox.Error of reason "output_dropped".
+func (s *outputStream) copy(ctx context.Context, cl *client, follow bool) error {
+	var o outage
+	for {
+		n, err := s.copyOnce(ctx, cl, follow)
+		if n > 0 {
+			o.over()
+		}
+		var failed *writeError
+		switch {
+		case err == nil || errors.As(err, &failed):
+			return err
+		}
+		if err := cl.wait(ctx, &o, err); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *outputStream) copyOnce(ctx context.Context, cl *client, follow bool) (int64, error) {
+	q := url.Values{"offset": {strconv.FormatInt(s.offset, 10)}}
+	if follow {
+		q.Set("follow", "1")
+	}
+	res, err := cl.request(ctx, http.MethodGet, commandPath(s.sandboxID, s.commandID, s.name), q, nil, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	n, err := copyBytes(s.to, res.Body)
+	s.offset += n
+	return n, err
+}
+
+// copyBytes is io.Copy that tells a failing destination (*writeError) from a failing source.
+func copyBytes(to io.Writer, from io.Reader) (int64, error) {
+	var total int64
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			w, werr := to.Write(buf[:n])
+			total += int64(w)
+			if werr != nil {
+				return total, &writeError{werr}
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return total, nil
+		case err != nil:
+			return total, err
+		}
+	}
+}
+
+// isDropped reports whether the bytes at an offset are gone for good.
+func isDropped(err error) bool {
+	var e *sandbox.Error
+	return errors.As(err, &e) && e.Reason == "output_dropped"
+}

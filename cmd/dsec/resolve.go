@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"strings"
+
+	dsecv1 "dsec/api/dsec/v1"
+	"dsec/sandbox"
+)
+
+var allStates = []dsecv1.State{
+	dsecv1.State_STATE_CREATING, dsecv1.State_STATE_READY, dsecv1.State_STATE_STOPPING,
+	dsecv1.State_STATE_STOPPED, dsecv1.State_STATE_FAILED,
+}
+
+// pageSize is how many sandboxes or environments one request lists: the most that the API gives.
+const pageSize = 1000
+
+// list fetches all pages of sandboxes. No states means the live ones.
+func (cl *client) list(ctx context.Context, labels map[string]string, states []dsecv1.State) ([]*dsecv1.Sandbox, error) {
+	var all []*dsecv1.Sandbox
+	token := ""
+	for {
+		res, err := invoke(ctx, cl, cl.sandboxes.ListSandboxes, &dsecv1.ListSandboxesRequest{Labels: labels, States: states, PageSize: pageSize, PageToken: token})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, res.GetSandboxes()...)
+		if token = res.GetNextPageToken(); token == "" {
+			return all, nil
+		}
+	}
+}
+
+// resolve finds the id that ref means: a whole id is taken as it is; otherwise ref is the name of one sandbox or the
+// beginning of one id. Live sandboxes come before ended ones.
+func (cl *client) resolve(ctx context.Context, ref string) (string, error) {
+	id, parseErr := sandbox.ParseID(ref)
+	if parseErr == nil {
+		return string(id), nil
+	}
+	if ref == "" {
+		return "", usagef("the sandbox is empty")
+	}
+	for _, states := range [][]dsecv1.State{nil, allStates} {
+		all, err := cl.list(ctx, nil, states)
+		if err != nil {
+			return "", err
+		}
+		found, err := match(all, ref)
+		if err != nil || found != "" {
+			return found, err
+		}
+	}
+	return "", sandbox.Errorf(sandbox.NotFound, "sandbox_not_found", "there is no sandbox %q, neither as a name nor as the beginning of an id; `dsec ps` lists them", clipText(ref))
+}
+
+// match is the one sandbox that ref names, "" if there is none. A name wins over the beginning of an id.
+func match(all []*dsecv1.Sandbox, ref string) (string, error) {
+	for _, fits := range []func(*dsecv1.Sandbox) bool{
+		func(s *dsecv1.Sandbox) bool { return s.GetSpec().GetName() == ref },
+		func(s *dsecv1.Sandbox) bool { return strings.HasPrefix(s.GetId(), ref) },
+	} {
+		found := ""
+		for _, s := range all {
+			switch {
+			case !fits(s):
+			case found != "":
+				return "", sandbox.Errorf(sandbox.InvalidArgument, "ambiguous_sandbox", "%q means more than one sandbox, for example %s and %s; write more of the id", clipText(ref), found, s.GetId())
+			default:
+				found = s.GetId()
+			}
+		}
+		if found != "" {
+			return found, nil
+		}
+	}
+	return "", nil
+}
+
+var stateWords = map[dsecv1.State]string{
+	dsecv1.State_STATE_CREATING: "creating", dsecv1.State_STATE_READY: "ready", dsecv1.State_STATE_STOPPING: "stopping",
+	dsecv1.State_STATE_STOPPED: "stopped", dsecv1.State_STATE_FAILED: "failed",
+}
+
+// stateText is the state with its reason: "failed (oom)".
+func stateText(s *dsecv1.Sandbox) string {
+	word := stateWords[s.GetState()]
+	if word == "" {
+		word = "unknown"
+	}
+	if code := s.GetReason().GetCode(); code != "" && s.GetState() != dsecv1.State_STATE_READY {
+		word += " (" + code + ")"
+	}
+	return word
+}

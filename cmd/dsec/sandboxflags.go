@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"time"
+
+	dsecv1 "dsec/api/dsec/v1"
+	"dsec/sandbox"
+)
+
+// specFlags are the flags of `dsec run` that describe the sandbox.
+type specFlags struct {
+	env, labels, toolkits, network list
+	user, workdir, workspace       string
+	name, hostname                 string
+	memory, disk                   byteCount
+	cpus                           float64
+	pids                           int64
+	idle, lifetime, timeout        period
+	interactive, tty, asJSON       bool
+	shell                          string
+}
+
+// registerSpec adds what describes the sandbox.
+func (o *specFlags) registerSpec(f *flagSet) {
+	f.Var(&o.labels, "label", "`KEY=VALUE` for `dsec ps -l`; may be repeated")
+	f.letter("l", "label")
+	f.StringVar(&o.workspace, "workspace", "", "workspace `NAME[:TAG]` above the image")
+	f.Var(&o.toolkits, "toolkit", "toolkit `NAME[:TAG]` above image and workspace; may be repeated, later ones on top")
+	f.Var(&o.network, "network", "`SERVICE=true|false`: whether the sandbox may reach a service; may be repeated")
+	f.StringVar(&o.name, "name", "", "`NAME` for people")
+	f.StringVar(&o.hostname, "hostname", "", "host `NAME` inside, instead of the sandbox's id")
+	f.Var(&o.memory, "memory", "memory limit, a `SIZE` like 512m (default 2g)")
+	f.letter("m", "memory")
+	f.Var(&o.disk, "disk", "limit of the writable layer, a `SIZE` like 1g (default 10g)")
+	f.Float64Var(&o.cpus, "cpus", 0, "`CORES`: a weight, and a cap below the node's CPUs (default 1)")
+	f.Int64Var(&o.pids, "pids", 0, "limit of processes and threads, a `NUMBER` (default 4096)")
+	f.Var(&o.idle, "ttl", "the sandbox ends after this `DURATION` without a command or request (default 1h)")
+	f.Var(&o.lifetime, "lifetime", "the sandbox ends after this `DURATION` in any case (default 24h)")
+}
+
+// registerCommand adds what describes a command and how we are attached to it.
+func (o *specFlags) registerCommand(f *flagSet) {
+	f.Var(&o.env, "env", "environment variable `KEY=VALUE`, or KEY for its value here; may be repeated")
+	f.letter("e", "env")
+	f.StringVar(&o.user, "user", "", "`USER`: name, uid, name:group or uid:gid")
+	f.letter("u", "user")
+	f.StringVar(&o.workdir, "workdir", "", "working `DIR`ectory")
+	f.letter("w", "workdir")
+	f.Var(&o.timeout, "timeout", "kill the command and all that it started after this `DURATION`")
+	f.BoolVar(&o.interactive, "interactive", false, "pass our standard input to the command")
+	f.letter("i", "interactive")
+	f.BoolVar(&o.tty, "tty", false, "refused: there are no terminals in this version")
+	f.letter("t", "tty")
+	f.StringVar(&o.shell, "shell", "", "run this `SCRIPT` with bash, or sh where there is none, instead of a command")
+	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON at the end, output included up to 1 MiB a stream")
+}
+
+// spec is the sandbox that the flags describe.
+func (o *specFlags) spec(image string, getenv func(string) string) (*dsecv1.SandboxSpec, error) {
+	env, envErr := environment(o.env, getenv)
+	labels, labelErr := pairs(o.labels, "label")
+	network, networkErr := services(o.network)
+	if err := errors.Join(envErr, labelErr, networkErr); err != nil {
+		return nil, err
+	}
+	return &dsecv1.SandboxSpec{
+		Image:     image,
+		Workspace: o.workspace,
+		Toolkits:  o.toolkits,
+		Limits: &dsecv1.Limits{
+			MemoryBytes: int64(o.memory),
+			CpuCores:    o.cpus,
+			Pids:        o.pids,
+			DiskBytes:   int64(o.disk),
+		},
+		IdleTimeoutSeconds: wholeSeconds(o.idle),
+		LifetimeSeconds:    wholeSeconds(o.lifetime),
+		Labels:             labels,
+		Env:                env,
+		User:               o.user,
+		Workdir:            o.workdir,
+		NetworkRules:       network,
+		Hostname:           o.hostname,
+		Name:               o.name,
+	}, nil
+}
+
+// command is the command of argv or --shell; nil where neither is given.
+func (o *specFlags) command(f *flagSet, argv []string) (*dsecv1.Command, error) {
+	script := f.given("shell")
+	switch {
+	case o.tty:
+		return nil, usagef("there are no terminals in this version; leave -t out (-i passes standard input)")
+	case script && len(argv) > 0:
+		return nil, usagef("both --shell and the command %q are given", argv[0])
+	case script && o.shell == "":
+		return nil, usagef("the script of --shell is empty")
+	case !script && len(argv) == 0:
+		return nil, nil
+	}
+	return &dsecv1.Command{
+		Argv:           slices.Clone(argv),
+		Shell:          o.shell,
+		TimeoutSeconds: time.Duration(o.timeout).Seconds(),
+		StdinFollows:   o.interactive,
+	}, nil
+}
+
+// newKey makes an idempotency key or a command's id: a retry finds what the first attempt made.
+func newKey() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails, crypto/rand ends the process instead
+	return hex.EncodeToString(b[:])
+}
+
+// asPlatformFailure gives a failure of the platform the exit code that docker users expect from run and exec, which tells
+// it from the command's own. An interrupt, a broken pipe and a wrong command line keep theirs.
+func asPlatformFailure(ctx context.Context, err error) error {
+	var exit *exitError
+	var usage *usageError
+	var output *writeError
+	if err == nil || ctx.Err() != nil || errors.As(err, &exit) || errors.As(err, &usage) || errors.As(err, &output) {
+		return err
+	}
+	code := exitPlatform
+	var e *sandbox.Error
+	if errors.As(err, &e) {
+		if c, ok := startCodes[e.Reason]; ok {
+			code = c
+		}
+	}
+	return &exitError{code: code, err: err}
+}
+
+// startCodes are the exit codes for commands that could not be started.
+var startCodes = map[string]int{
+	"command_not_found":      exitNotFound,
+	"command_not_executable": exitNotExecutable,
+}
