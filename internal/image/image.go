@@ -1,9 +1,9 @@
 // Package image is what environments are made of: manifests that pin layers by digest, and the store that holds them.
 //
-// A layer is one EROFS metadata file and 1 to 16 immutable data blobs (EROFS extra devices). File contents are in the
+// A layer is one EROFS metadata file and up to 16 immutable data blobs (EROFS extra devices). File contents are in the
 // blobs, cut into chunks that are aligned to BlockSize; everything else is in the metadata file. Both are named by the
-// SHA-256 of their bytes. Today the converter writes one blob per layer; deduplication will let a layer refer to blobs of
-// others without any change of the form.
+// SHA-256 of their bytes. Today the converter writes one blob per layer, or none if no file has content; deduplication
+// will let a layer refer to blobs of others without any change of the form.
 package image
 
 import (

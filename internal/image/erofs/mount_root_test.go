@@ -3,7 +3,6 @@
 package erofs
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
