@@ -291,7 +291,9 @@ func (t *Tree) list() ([]sandbox.ID, error) {
 	var ids []sandbox.ID
 	for _, base := range t.bases() {
 		entries, err := os.ReadDir(base)
-		if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // after Close
+		} else if err != nil {
 			return nil, err
 		}
 		for _, e := range entries {

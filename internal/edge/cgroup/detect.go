@@ -27,7 +27,6 @@ var controllers = []string{"memory", "cpu", "pids"}
 const (
 	subtreeControl = "cgroup.subtree_control"
 	enableAll      = "+memory +cpu +pids"
-	disableAll     = "-memory -cpu -pids"
 )
 
 // A layout is where a host has its cgroup hierarchies mounted.

@@ -18,7 +18,7 @@ const moveAttempts = 16
 type v2Host struct {
 	parent  string // "" if nothing was changed
 	leaf    string // where the processes of parent were moved to, "" if they were not
-	enabled bool   // controllers were enabled in parent
+	enabled string // controllers that were enabled in parent: "+memory +cpu"
 }
 
 // openV2 finds a place for the tree where the kernel and systemd allow one: below the own group if systemd delegated it, else
@@ -74,7 +74,7 @@ func enable(parent, leaf, what string) (v2Host, error) {
 	for range moveAttempts {
 		err := linux.WriteControl(control, what)
 		if err == nil {
-			host.enabled = true
+			host.enabled = what
 			return host, nil
 		}
 		if !linux.IsBusy(err) {
@@ -122,8 +122,8 @@ func moveAll(from, to string) error {
 // restore undoes what enable did.
 func (h v2Host) restore() error {
 	var errs []error
-	if h.enabled {
-		errs = append(errs, linux.WriteControl(filepath.Join(h.parent, subtreeControl), disableAll))
+	if h.enabled != "" {
+		errs = append(errs, linux.WriteControl(filepath.Join(h.parent, subtreeControl), strings.ReplaceAll(h.enabled, "+", "-")))
 	}
 	if h.leaf != "" {
 		errs = append(errs, moveAll(h.leaf, h.parent), linux.RemoveDir(h.leaf))

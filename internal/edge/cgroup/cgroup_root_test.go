@@ -1,0 +1,496 @@
+//go:build rootful
+
+package cgroup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"dsec/internal/edge/driver"
+	"dsec/internal/linux"
+	"dsec/sandbox"
+)
+
+const edge = sandbox.EdgeCode("cgttt")
+
+var limits = sandbox.Limits{Memory: 64 << 20, CPU: 0.5, PIDs: 16}
+
+// churnEnv makes the test binary a process that makes and removes groups until it is killed.
+const churnEnv = "DSEC_TEST_CGROUP_CHURN"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(churnEnv); name != "" {
+		churn(name)
+	}
+	os.Exit(m.Run())
+}
+
+func churn(name string) {
+	t, err := Open(context.Background(), Options{Name: name})
+	for err == nil {
+		id := sandbox.NewID(edge)
+		if _, err = t.Create(context.Background(), id, limits); err == nil && rand.IntN(4) > 0 {
+			err = t.Remove(context.Background(), id)
+		}
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+func uniqueName() string { return "dsec-test-" + string(sandbox.NewEdgeCode()) }
+
+func open(t testing.TB, name string) *Tree {
+	t.Helper()
+	tree, err := Open(t.Context(), Options{Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := tree.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		for _, base := range tree.bases() {
+			if _, err := os.Stat(base); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is left", base)
+			}
+		}
+	})
+	return tree
+}
+
+func create(t testing.TB, tree *Tree, l sandbox.Limits) (sandbox.ID, driver.Cgroups) {
+	t.Helper()
+	id := sandbox.NewID(edge)
+	cg, err := tree.Create(t.Context(), id, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id, cg
+}
+
+// run starts a shell script inside the user part.
+func run(t testing.TB, cg driver.Cgroups, script string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/bin/sh", "-c", "read go; "+script)
+	gate, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout = &bytes.Buffer{}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range cg.V1User {
+		join(t, dir, cmd.Process.Pid)
+	}
+	join(t, cg.V2User, cmd.Process.Pid)
+	if _, err := io.WriteString(gate, "go\n"); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+func join(t testing.TB, dir string, pid int) {
+	t.Helper()
+	if err := linux.WriteControl(filepath.Join(dir, "cgroup.procs"), fmt.Sprint(pid)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func control(t testing.TB, dir, file string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(b))
+}
+
+func leftovers(t testing.TB, tree *Tree, id sandbox.ID) []string {
+	t.Helper()
+	var left []string
+	for _, base := range tree.bases() {
+		found, err := filepath.Glob(filepath.Join(base, string(id)+"*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, found...)
+	}
+	return left
+}
+
+func TestLimitsAreInTheKernel(t *testing.T) {
+	tree := open(t, uniqueName())
+	if tree.Mode() != Hybrid {
+		t.Fatalf("mode %s: this test knows hosts with v1 controllers", tree.Mode())
+	}
+	id, cg := create(t, tree, limits)
+	for _, c := range []struct{ dir, file, want string }{
+		{cg.V1User["memory"], "memory.limit_in_bytes", "67108864"},
+		{cg.V1Aether["memory"], "memory.limit_in_bytes", fmt.Sprint(AetherMemory)},
+		{filepath.Dir(cg.V1User["cpu"]), "cpu.shares", "512"},
+		{cg.V1User["cpu"], "cpu.cfs_quota_us", "50000"},
+		{cg.V1Aether["cpu"], "cpu.shares", aetherShares},
+		{cg.V1Aether["cpu"], "cpu.cfs_quota_us", "-1"},
+		{cg.V1User["pids"], "pids.max", "17"},
+	} {
+		if got := control(t, c.dir, c.file); got != c.want {
+			t.Errorf("%s/%s is %s, want %s", c.dir, c.file, got, c.want)
+		}
+	}
+	if len(cg.CPUs) != 1 {
+		t.Errorf("CPU mask %v for half a core", cg.CPUs)
+	}
+	for _, dir := range []string{cg.V2User, cg.V2Aether} {
+		if m, err := linux.FSMagic(dir); err != nil || m != linux.MagicCgroup2 {
+			t.Errorf("%s is on file system %x, %v", dir, m, err)
+		}
+	}
+	for range 2 {
+		if err := tree.Remove(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := leftovers(t, tree, id); len(left) > 0 {
+		t.Errorf("left after Remove: %v", left)
+	}
+}
+
+func TestOutOfMemoryIsCountedAndHitsTheUserPartAlone(t *testing.T) {
+	tree := open(t, uniqueName())
+	_, cg := create(t, tree, limits)
+	before, err := tree.OOMKills(cg)
+	if err != nil || before != 0 {
+		t.Fatalf("%d kills before anything ran, %v", before, err)
+	}
+	cmd := run(t, cg, "head -c 300m /dev/zero | tail; exit 3")
+	if err := cmd.Wait(); err == nil {
+		t.Error("a command that needs 300 MiB succeeded within 64")
+	}
+	after, err := tree.OOMKills(cg)
+	if err != nil || after < 1 {
+		t.Errorf("%d kills counted, %v", after, err)
+	}
+	if err := tree.Remove(t.Context(), sandbox.ID(filepath.Base(filepath.Dir(cg.V2User)))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tree.OOMKills(cg); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("OOMKills of removed groups: %v", err)
+	}
+}
+
+func TestPidsAreLimited(t *testing.T) {
+	tree := open(t, uniqueName())
+	id, cg := create(t, tree, limits)
+	cmd := run(t, cg, "i=0; while [ $i -lt 100 ]; do sleep 60 & i=$((i+1)); done; wait")
+	cmd.Stderr = io.Discard
+	waitFor(t, func() bool {
+		return strings.HasPrefix(control(t, cg.V1User["pids"], "pids.events"), "max ") && control(t, cg.V1User["pids"], "pids.events") != "max 0"
+	})
+	pids, err := tree.Pids(id)
+	if err != nil || len(pids) == 0 || len(pids) > int(limits.PIDs)+1 {
+		t.Errorf("%d processes, %v; the limit is %d", len(pids), err, limits.PIDs)
+	}
+	if err := tree.Kill(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+}
+
+func TestKillTakesSessionsChildGroupsAndFrozenOnes(t *testing.T) {
+	tree := open(t, uniqueName())
+	id, cg := create(t, tree, limits)
+	deep := filepath.Join(cg.V2User, "1", "2")
+	if err := os.MkdirAll(deep, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := run(t, cg, "setsid sh -c 'trap \"\" TERM HUP; sleep 100 & sleep 100' & wait")
+	waitFor(t, func() bool { p, _ := tree.Pids(id); return len(p) >= 4 })
+	pids, err := tree.Pids(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	join(t, deep, pids[len(pids)-1])
+	if err := linux.WriteControl(filepath.Join(cg.V2User, "cgroup.freeze"), "1"); err != nil {
+		t.Fatal(err)
+	}
+	go cmd.Wait()
+	if err := tree.Kill(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := tree.Pids(id); err != nil || len(left) != 0 {
+		t.Errorf("left after Kill: %v, %v", left, err)
+	}
+	if err := tree.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := tree.Kill(t.Context(), id); err != nil {
+		t.Errorf("Kill without groups: %v", err)
+	}
+}
+
+func TestRemoveKillsWhatIsStillRunning(t *testing.T) {
+	tree := open(t, uniqueName())
+	id, cg := create(t, tree, limits)
+	cmd := run(t, cg, "sleep 100")
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	if err := tree.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+	if left := leftovers(t, tree, id); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestRemoveKillsAProcessThatIsInAV1GroupAlone(t *testing.T) {
+	tree := open(t, uniqueName())
+	id, cg := create(t, tree, limits)
+	cmd := exec.Command("/bin/sleep", "100")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	join(t, cg.V1User["memory"], cmd.Process.Pid)
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	if err := tree.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+}
+
+func TestCreateEndsEarlyWhenTheContextDoes(t *testing.T) {
+	tree := open(t, uniqueName())
+	id, cg := create(t, tree, limits)
+	// A thread of this process cannot be killed: the group stays busy, and Remove must give up with ctx.
+	if err := os.MkdirAll(filepath.Join(cg.V2User, "1"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	cmd := run(t, cg, "sleep 100")
+	defer func() { _ = cmd.Wait() }()
+	err := tree.Remove(ctx, id)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("Remove with an ended context: %v", err)
+	}
+	if err := tree.Remove(t.Context(), id); err != nil {
+		t.Errorf("a later Remove does not go on: %v", err)
+	}
+}
+
+func TestEveryHalfMadeSandboxIsSwept(t *testing.T) {
+	name := uniqueName()
+	tree := open(t, name)
+	whole := len(tree.plan(sandbox.NewID(edge), limits).groups)
+	kept, _ := create(t, tree, limits)
+	want := make(map[sandbox.ID]bool)
+	for n := range whole {
+		id := sandbox.NewID(edge)
+		p := tree.plan(id, limits)
+		p.groups = p.groups[:n+1] // what a process killed after group n leaves
+		if err := p.make(); err != nil {
+			t.Fatal(err)
+		}
+		want[id] = true
+	}
+	tree = open(t, name) // the next edge
+	gone, err := tree.Sweep(t.Context(), map[sandbox.ID]bool{kept: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(gone) != len(want) {
+		t.Errorf("swept %d, want %d", len(gone), len(want))
+	}
+	for _, id := range gone {
+		if left := leftovers(t, tree, id); !want[id] || len(left) > 0 {
+			t.Errorf("%s: expected %v, left %v", id, want[id], left)
+		}
+	}
+	if len(leftovers(t, tree, kept)) == 0 {
+		t.Error("Sweep removed a sandbox to be kept")
+	}
+}
+
+func TestCreateAfterAHalfMadeOneStartsAfresh(t *testing.T) {
+	tree := open(t, uniqueName())
+	id := sandbox.NewID(edge)
+	p := tree.plan(id, limits)
+	p.groups = p.groups[:5]
+	if err := p.make(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tree.Create(t.Context(), id, limits); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFailedCreateLeavesNothing(t *testing.T) {
+	tree := open(t, uniqueName())
+	id := sandbox.NewID(edge)
+	if _, err := tree.Create(t.Context(), id, sandbox.Limits{Memory: -5, CPU: 1, PIDs: 10}); err == nil {
+		t.Fatal("a memory limit of -5 was accepted")
+	}
+	if left := leftovers(t, tree, id); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := tree.Create(t.Context(), "../x", limits); sandbox.ClassOf(err) != sandbox.InvalidArgument {
+		t.Errorf("a path as id: %v", err)
+	}
+}
+
+func TestKilledProcessLeavesNothingThatSweepMisses(t *testing.T) {
+	name := uniqueName()
+	for range 5 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), churnEnv+"="+name)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(30+rand.IntN(40)) * time.Millisecond)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		var exit *exec.ExitError
+		if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("the child ended by itself: %v %s", err, stderr.String())
+		}
+	}
+	tree := open(t, name)
+	gone, err := tree.Sweep(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(gone) == 0 {
+		t.Error("nothing was swept: the children did not get to work")
+	}
+	if ids, err := tree.list(); err != nil || len(ids) > 0 {
+		t.Errorf("left after Sweep: %v, %v", ids, err)
+	}
+}
+
+func TestConcurrentSandboxes(t *testing.T) {
+	tree := open(t, uniqueName())
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 20 {
+				id := sandbox.NewID(edge)
+				if _, err := tree.Create(t.Context(), id, limits); err != nil {
+					t.Error(err)
+				}
+				if err := tree.Remove(t.Context(), id); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if ids, err := tree.list(); err != nil || len(ids) > 0 {
+		t.Errorf("left: %v, %v", ids, err)
+	}
+}
+
+func TestControllersAreEnabledAroundProcesses(t *testing.T) {
+	tree := open(t, uniqueName())
+	parent := filepath.Join(tree.v2, "parent")
+	leaf := filepath.Join(parent, "host")
+	if err := os.Mkdir(parent, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// The one controller that this host has in v2, enabled above for the length of the test.
+	const one = "+hugetlb"
+	above, err := enable(tree.layout.v2, "", one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	middle, err := enable(tree.v2, "", one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(linux.RemoveDir(parent), middle.restore(), above.restore()); err != nil {
+			t.Error(err)
+		}
+	}()
+	cmd := exec.Command("/bin/sleep", "100")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		waitFor(t, func() bool { return linux.RemoveDir(parent) == nil })
+	}()
+	join(t, parent, cmd.Process.Pid)
+
+	host, err := enable(parent, leaf, one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := control(t, leaf, "cgroup.procs"); got != fmt.Sprint(cmd.Process.Pid) {
+		t.Errorf("the leaf has %q, want the process of its parent", got)
+	}
+	if again, err := enable(parent, leaf, one); err != nil || again != (v2Host{}) {
+		t.Errorf("a second time changes %+v, %v", again, err)
+	}
+	if err := host.restore(); err != nil {
+		t.Fatal(err)
+	}
+	if got := control(t, parent, "cgroup.procs"); got != fmt.Sprint(cmd.Process.Pid) || control(t, parent, subtreeControl) != "" {
+		t.Errorf("not restored: processes %q, controllers %q", got, control(t, parent, subtreeControl))
+	}
+}
+
+func waitFor(t testing.TB, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not happen within 10 s")
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func BenchmarkCreateRemove(b *testing.B) {
+	tree := open(b, uniqueName())
+	var before, after syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &before)
+	for b.Loop() {
+		id, _ := create(b, tree, limits)
+		if err := tree.Remove(b.Context(), id); err != nil {
+			b.Fatal(err)
+		}
+	}
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &after)
+	cpu := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
+	b.ReportMetric(float64(cpu)/1e3/float64(b.N), "cpu-µs/op")
+}
+
+func BenchmarkOOMKills(b *testing.B) {
+	tree := open(b, uniqueName())
+	_, cg := create(b, tree, limits)
+	for b.Loop() {
+		if _, err := tree.OOMKills(cg); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
