@@ -196,18 +196,20 @@ func (x *Hello) GetCommands() []*CommandStatus {
 // Start opens a command on a stream id chosen by the edge. Starting a command_id that aether knows is an attach:
 // output is sent again from the given offsets.
 type Start struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	CommandId     string                 `protobuf:"bytes,1,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
-	Argv          []string               `protobuf:"bytes,2,rep,name=argv,proto3" json:"argv,omitempty"`
-	Shell         string                 `protobuf:"bytes,3,opt,name=shell,proto3" json:"shell,omitempty"`
-	Cwd           string                 `protobuf:"bytes,4,opt,name=cwd,proto3" json:"cwd,omitempty"`
-	User          string                 `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"` // resolved inside against /etc/passwd and /etc/group
-	Env           []string               `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty"`   // "K=V", complete but for HOME, USER, LOGNAME, SHELL, PATH, which aether fills in where missing
-	TimeoutMs     uint64                 `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	Stdin         bool                   `protobuf:"varint,8,opt,name=stdin,proto3" json:"stdin,omitempty"` // input follows as data frames; else /dev/null
-	StdoutOffset  uint64                 `protobuf:"varint,9,opt,name=stdout_offset,json=stdoutOffset,proto3" json:"stdout_offset,omitempty"`
-	StderrOffset  uint64                 `protobuf:"varint,10,opt,name=stderr_offset,json=stderrOffset,proto3" json:"stderr_offset,omitempty"`
-	AttachOnly    bool                   `protobuf:"varint,11,opt,name=attach_only,json=attachOnly,proto3" json:"attach_only,omitempty"` // do not start it, NotFound if unknown
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	CommandId    string                 `protobuf:"bytes,1,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
+	Argv         []string               `protobuf:"bytes,2,rep,name=argv,proto3" json:"argv,omitempty"`
+	Shell        string                 `protobuf:"bytes,3,opt,name=shell,proto3" json:"shell,omitempty"`
+	Cwd          string                 `protobuf:"bytes,4,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	User         string                 `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"` // resolved inside against /etc/passwd and /etc/group
+	Env          []string               `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty"`   // "K=V", complete but for HOME, USER, LOGNAME, SHELL, PATH, which aether fills in where missing
+	TimeoutMs    uint64                 `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	Stdin        bool                   `protobuf:"varint,8,opt,name=stdin,proto3" json:"stdin,omitempty"` // input follows as data frames; else /dev/null
+	StdoutOffset uint64                 `protobuf:"varint,9,opt,name=stdout_offset,json=stdoutOffset,proto3" json:"stdout_offset,omitempty"`
+	StderrOffset uint64                 `protobuf:"varint,10,opt,name=stderr_offset,json=stderrOffset,proto3" json:"stderr_offset,omitempty"`
+	AttachOnly   bool                   `protobuf:"varint,11,opt,name=attach_only,json=attachOnly,proto3" json:"attach_only,omitempty"` // do not start it, NotFound if unknown
+	// The script is longer than an argument may be: it follows as data frames on the script channel and shell is empty.
+	ScriptFollows bool `protobuf:"varint,12,opt,name=script_follows,json=scriptFollows,proto3" json:"script_follows,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -315,6 +317,13 @@ func (x *Start) GetStderrOffset() uint64 {
 func (x *Start) GetAttachOnly() bool {
 	if x != nil {
 		return x.AttachOnly
+	}
+	return false
+}
+
+func (x *Start) GetScriptFollows() bool {
+	if x != nil {
+		return x.ScriptFollows
 	}
 	return false
 }
@@ -999,7 +1008,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"maxVersion\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\rR\aversion\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x124\n" +
-	"\bcommands\x18\x05 \x03(\v2\x18.aether.v1.CommandStatusR\bcommands\"\xa8\x02\n" +
+	"\bcommands\x18\x05 \x03(\v2\x18.aether.v1.CommandStatusR\bcommands\"\xcf\x02\n" +
 	"\x05Start\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x12\n" +
@@ -1015,7 +1024,8 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\rstderr_offset\x18\n" +
 	" \x01(\x04R\fstderrOffset\x12\x1f\n" +
 	"\vattach_only\x18\v \x01(\bR\n" +
-	"attachOnly\"\x88\x01\n" +
+	"attachOnly\x12%\n" +
+	"\x0escript_follows\x18\f \x01(\bR\rscriptFollows\"\x88\x01\n" +
 	"\aStarted\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12#\n" +
 	"\rstdout_offset\x18\x02 \x01(\x04R\fstdoutOffset\x12#\n" +

@@ -1,0 +1,79 @@
+// Command aether is PID 1 of a sandbox. It takes no arguments: what it needs are inherited descriptors, listed in
+// internal/aether/config. Build it static: CGO_ENABLED=0 go build -trimpath -ldflags "-s -w".
+//
+// What surprises: nobody sees its standard error but who debugs a launcher, and it exits only if it cannot start.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"runtime"
+
+	"dsec/internal/aether"
+	"dsec/internal/aether/config"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "aether:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	if err := aether.Harden(); err != nil {
+		return err
+	}
+	runtime.GOMAXPROCS(2)
+	aether.Tune()
+	pipe := os.NewFile(config.FDConfig, "config")
+	cfg, err := config.Decode(pipe)
+	if err != nil {
+		return err
+	}
+	_ = pipe.Close() // everything has been read
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := prepare(cfg); err != nil {
+		return err
+	}
+	opts := aether.Options{Config: cfg, CgroupFD: config.FDCgroup, ReapAll: true, Log: log}
+	for i := range cfg.V1Tasks {
+		opts.TaskFDs = append(opts.TaskFDs, config.FDTasks+i)
+	}
+	srv, err := aether.New(opts)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(config.FDListener, "listener")
+	listener, err := net.FileListener(file)
+	if err != nil {
+		return fmt.Errorf("take the listening socket: %w", err)
+	}
+	_ = file.Close() // the listener has a duplicate
+	return srv.Serve(context.Background(), listener)
+}
+
+// prepare sets what commands inherit, and keeps our own descriptors from them.
+func prepare(cfg config.Config) error {
+	for fd := config.FDListener; fd < config.FDTasks+cfg.V1Tasks; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	if cfg.Hostname != "" && os.Getpid() == 1 {
+		if err := unix.Sethostname([]byte(cfg.Hostname)); err != nil {
+			return fmt.Errorf("set the host name: %w", err)
+		}
+	}
+	if cfg.Nofile > 0 {
+		// Setrlimit of package unix would be undone for children: the runtime restores what the process started with.
+		lim := unix.Rlimit{Cur: cfg.Nofile, Max: cfg.Nofile}
+		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &lim, nil); err != nil {
+			return fmt.Errorf("set the limit of open files: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,353 @@
+package aether
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/wire"
+)
+
+const (
+	// settleTime is how long a new command is left alone: its pipes are not polled and Started is not sent. Commands that
+	// end sooner, most of them, cost one write to the edge and no poller. Longer would be felt by who waits for the first
+	// output.
+	settleTime = 4 * time.Millisecond
+	// drainTime is how long the end of a command waits for others who hold its pipes.
+	drainTime = 100 * time.Millisecond
+)
+
+// A command goes through: waiting for the spawner, running, reaped (its process is gone, its output perhaps not), done.
+// A command that could not be started is done with a failure.
+type command struct {
+	srv *Server
+	id  string
+
+	cgroup *cgroup // the spawner's until started, then guarded by mu
+
+	mu      sync.Mutex
+	pid     int // 0 until started
+	status  unix.WaitStatus
+	reaped  bool
+	done    bool
+	failure *failure
+
+	timedOut, killed bool
+	killSignal       unix.Signal // to be sent once it has started; 0 = none
+
+	timeout         time.Duration
+	settle, expire  *time.Timer
+	drain           *time.Timer
+	settled         bool
+	out             [2]output
+	stdin, script   *input
+	sess            *session // nil while no edge is connected
+	stream          uint32
+	answered, ended bool // Started, and Exit or Error, were sent to sess
+}
+
+func newCommand(srv *Server, sess *session, stream uint32, req *aetherv1.Start) *command {
+	c := &command{srv: srv, id: req.CommandId, sess: sess, stream: stream, timeout: time.Duration(req.TimeoutMs) * time.Millisecond}
+	c.out = [2]output{{c: c, channel: wire.Stdout, fd: -1}, {c: c, channel: wire.Stderr, fd: -1}}
+	if req.Stdin {
+		c.stdin = &input{c: c, channel: wire.Stdin, fd: -1}
+	}
+	if req.ScriptFollows {
+		c.script = &input{c: c, channel: wire.Script, fd: -1}
+	}
+	return c
+}
+
+func (c *command) inputOf(channel uint8) *input {
+	switch channel {
+	case wire.Stdin:
+		return c.stdin
+	case wire.Script:
+		return c.script
+	}
+	return nil
+}
+
+// started takes over the pipes of the running process. Called by the spawner, before anyone can reap it.
+func (c *command) started(pid int, p *pipes) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pid = pid
+	c.out[0].fd, c.out[1].fd = p.out[0], p.out[1]
+	for _, in := range []struct {
+		in *input
+		fd int
+	}{{c.stdin, p.stdin}, {c.script, p.script}} {
+		if in.in != nil {
+			in.in.fd = in.fd
+			in.in.advance()
+		}
+	}
+	if c.timeout > 0 {
+		c.expire = time.AfterFunc(c.timeout, c.expired)
+	}
+	c.settle = time.AfterFunc(settleTime, c.settleDown)
+	switch {
+	case c.killed:
+		c.killTree()
+	case c.killSignal != 0:
+		c.signal(c.killSignal)
+	}
+}
+
+// failed records that c could not be started.
+func (c *command) failed(f *failure) {
+	c.mu.Lock()
+	c.failure, c.done = f, true
+	for i := range c.out {
+		c.out[i].closed = true
+	}
+	c.closeInputs()
+	c.postExit()
+	sess := c.sess
+	c.mu.Unlock()
+	c.srv.finished(c)
+	sess.flush()
+}
+
+// settleDown polls the pipes of a command that did not end at once, and says that it runs.
+func (c *command) settleDown() {
+	c.mu.Lock()
+	if c.reaped || c.settled {
+		c.mu.Unlock()
+		return
+	}
+	c.pollOutputs()
+	c.postStarted()
+	sess := c.sess
+	c.mu.Unlock()
+	sess.flush()
+}
+
+func (c *command) pollOutputs() {
+	c.settled = true
+	for i := range c.out {
+		c.out[i].poll()
+	}
+}
+
+func (c *command) expired() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.reaped {
+		c.timedOut = true
+		c.killTree()
+	}
+}
+
+// kill ends the tree with signal 0, else signals the process group.
+func (c *command) kill(signal unix.Signal) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.reaped || c.done:
+	case signal == 0:
+		c.killed = true
+		if c.pid != 0 {
+			c.killTree()
+		}
+	case c.pid == 0:
+		c.killSignal = signal
+	default:
+		c.signal(signal)
+	}
+}
+
+// killTree ends everything that descends from c. It is not reaped, so that its numbers are still its own.
+func (c *command) killTree() {
+	if c.cgroup != nil {
+		err := c.cgroup.kill()
+		if err == nil {
+			return
+		}
+		c.srv.log.Error("kill by control group", "command_id", c.id, "error", err)
+	}
+	c.signal(unix.SIGKILL)
+}
+
+func (c *command) signal(s unix.Signal) {
+	_ = unix.Kill(-c.pid, s) // fails only if the whole group has gone
+}
+
+// reap takes the status while the lock keeps others from signalling.
+func (c *command) reap(collect func() unix.WaitStatus) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status = collect()
+	c.reaped = true
+}
+
+// exited follows reap: it ends the command, now or once its pipes are drained.
+func (c *command) exited() {
+	c.mu.Lock()
+	if c.expire != nil {
+		c.expire.Stop()
+	}
+	c.settle.Stop()
+	c.closeInputs()
+	if !c.settled {
+		for i := range c.out {
+			c.out[i].readNow()
+		}
+	}
+	if !c.out[0].closed || !c.out[1].closed {
+		c.pollOutputs()
+		c.drain = time.AfterFunc(drainTime, c.drained)
+	}
+	c.finishAndUnlock()
+}
+
+// drained gives up on who else holds the pipes.
+func (c *command) drained() {
+	c.mu.Lock()
+	for i := range c.out {
+		c.out[i].detach()
+	}
+	c.finishAndUnlock()
+}
+
+// outputEnded is called by a pump after the last byte of its pipe.
+func (c *command) outputEnded(o *output) {
+	c.mu.Lock()
+	o.closed = true
+	c.finishAndUnlock()
+}
+
+// finishAndUnlock ends c if nothing is missing, and sends what is to be sent.
+func (c *command) finishAndUnlock() {
+	finished := c.reaped && !c.done && c.out[0].closed && c.out[1].closed
+	if finished {
+		c.done = true
+		if c.drain != nil {
+			c.drain.Stop()
+		}
+		if c.cgroup != nil {
+			c.srv.pool.release(c.cgroup)
+			c.cgroup = nil
+		}
+	}
+	for i := range c.out {
+		if c.out[i].sent < c.out[i].total() {
+			c.out[i].ready()
+		}
+	}
+	c.postExit()
+	sess := c.sess
+	c.mu.Unlock()
+	if finished {
+		c.srv.finished(c)
+	}
+	sess.flush()
+}
+
+func (c *command) closeInputs() {
+	for _, in := range []*input{c.stdin, c.script} {
+		if in != nil {
+			in.close()
+		}
+	}
+}
+
+// postStarted tells the edge once per connection that c runs, and from where its streams go on.
+func (c *command) postStarted() {
+	if c.sess == nil || c.answered || c.pid == 0 {
+		return
+	}
+	c.answered = true
+	m := &aetherv1.Started{Pid: uint32(c.pid), StdoutOffset: c.out[0].sent, StderrOffset: c.out[1].sent}
+	if c.stdin != nil {
+		m.StdinOffset = c.stdin.written + uint64(len(c.stdin.buf))
+	}
+	c.sess.post(wire.MsgStarted, c.stream, m)
+}
+
+// postExit tells the edge how c ended, once everything that it wrote has gone out.
+func (c *command) postExit() {
+	if c.sess == nil || c.ended || !c.done {
+		return
+	}
+	if c.failure != nil {
+		c.ended = true
+		c.sess.post(wire.MsgError, c.stream, c.failure.proto())
+		return
+	}
+	if c.out[0].sent < c.out[0].total() || c.out[1].sent < c.out[1].total() {
+		return
+	}
+	c.ended = true
+	c.sess.post(wire.MsgExit, c.stream, c.exit())
+}
+
+func (c *command) exit() *aetherv1.Exit {
+	m := &aetherv1.Exit{
+		TimedOut: c.timedOut, Killed: c.killed,
+		StdoutSize: c.out[0].total(), StderrSize: c.out[1].total(),
+		StdinBroken: c.stdin != nil && c.stdin.broken,
+	}
+	if c.status.Signaled() {
+		m.Signal = int32(c.status.Signal())
+		m.ExitCode = 128 + m.Signal
+	} else {
+		m.ExitCode = int32(c.status.ExitStatus())
+	}
+	return m
+}
+
+// attach continues c on another connection or stream, its output from the given offsets.
+func (c *command) attach(sess *session, stream uint32, offsets [2]uint64) *failure {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.out {
+		if offsets[i] > c.out[i].total() {
+			return failf(aetherv1.Code_CODE_INVALID, "attach beyond the end of the output")
+		}
+	}
+	if c.sess != nil && c.sess != sess {
+		c.sess.forget(c.stream)
+	}
+	c.sess, c.stream, c.answered, c.ended = sess, stream, false, false
+	for i := range c.out {
+		o := &c.out[i]
+		o.sent = max(o.sent, offsets[i]) // so that ack takes it
+		o.ack(offsets[i])
+		o.sent = o.base
+		o.src = nil
+	}
+	c.postStarted()
+	for i := range c.out {
+		if c.out[i].sent < c.out[i].total() {
+			c.out[i].ready()
+		}
+	}
+	c.postExit()
+	return nil
+}
+
+// detachFrom forgets a connection that ended.
+func (c *command) detachFrom(sess *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sess == sess {
+		c.sess = nil
+		for i := range c.out {
+			c.out[i].src = nil
+		}
+	}
+}
+
+// forget frees what is kept of an ended command.
+func (c *command) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sess = nil
+	for i := range c.out {
+		c.out[i].forget()
+	}
+}

@@ -1,0 +1,171 @@
+package aether
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"dsec/internal/wire"
+)
+
+// An input is the write end of a command's stdin or of its script: bytes that came from the edge and are not yet in the
+// pipe, at most wire.Window. Its command's lock guards it.
+type input struct {
+	c       *command
+	channel uint8
+
+	fd      int // -1 before the command is started, once closed, or owned by file
+	file    *os.File
+	wake    chan struct{}
+	buf     []byte
+	written uint64 // in the pipe
+	end     bool   // nothing follows buf
+	broken  bool   // nobody reads any more
+	closed  bool
+}
+
+// data takes bytes from the edge. It reports false if the edge broke the rules.
+func (in *input) data(offset uint64, b []byte, end bool) bool {
+	next := in.written + uint64(len(in.buf))
+	if in.closed { // late data for an ended command is no fault
+		in.ack()
+		return true
+	}
+	if offset > next {
+		return false
+	}
+	b = b[min(uint64(len(b)), next-offset):] // sent again after a reconnect
+	if len(in.buf)+len(b) > wire.Window || (in.end && len(b) > 0) {
+		return false
+	}
+	in.buf = append(in.buf, b...)
+	in.end = in.end || end
+	in.advance()
+	return true
+}
+
+// advance writes what the pipe takes; once it takes no more, a goroutine does so from then on.
+func (in *input) advance() {
+	if in.file != nil {
+		in.wakeUp()
+		return
+	}
+	if in.fd < 0 {
+		return
+	}
+	before := in.written
+	for len(in.buf) > 0 && !in.broken {
+		n, err := unix.Write(in.fd, in.buf)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			in.poll()
+			return
+		case err != nil:
+			in.breakOff()
+		default:
+			in.wrote(n)
+		}
+	}
+	in.settle(before)
+}
+
+func (in *input) wrote(n int) {
+	in.written += uint64(n)
+	in.buf = append(in.buf[:0], in.buf[n:]...)
+	if len(in.buf) == 0 {
+		in.buf = nil
+	}
+}
+
+// settle acknowledges and closes, as far as it goes.
+func (in *input) settle(before uint64) {
+	if in.end && len(in.buf) == 0 {
+		in.close()
+	}
+	if in.broken || len(in.buf) == 0 || in.written-before >= wire.Window/4 {
+		in.ack()
+	}
+}
+
+func (in *input) ack() {
+	if in.c.sess != nil {
+		_ = in.c.sess.conn.PostAck(in.c.stream, in.channel, in.written, in.broken) // fails only with the connection
+	}
+}
+
+func (in *input) breakOff() {
+	in.broken = true
+	in.buf = nil
+	in.close()
+}
+
+func (in *input) close() {
+	if in.closed {
+		return
+	}
+	in.closed = true
+	if len(in.buf) > 0 {
+		in.broken = true
+		in.buf = nil
+	}
+	switch {
+	case in.file != nil:
+		_ = in.file.Close() // also ends the pump's write
+		in.wakeUp()
+	case in.fd >= 0:
+		unix.Close(in.fd)
+	}
+	in.fd = -1
+}
+
+func (in *input) wakeUp() {
+	select {
+	case in.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (in *input) poll() {
+	in.file = os.NewFile(uintptr(in.fd), "input")
+	in.fd = -1
+	in.wake = make(chan struct{}, 1)
+	in.wakeUp()
+	in.c.srv.pump(in.file, in.pump)
+}
+
+// pump writes as the command reads, until everything is written or the pipe broke.
+func (in *input) pump() {
+	c := in.c
+	for range in.wake {
+		for {
+			c.mu.Lock()
+			chunk, closed := in.buf, in.closed
+			c.mu.Unlock()
+			if closed {
+				return
+			}
+			if len(chunk) == 0 {
+				break
+			}
+			// data may append to buf meanwhile, which leaves these bytes as they are.
+			n, err := in.file.Write(chunk[:min(len(chunk), readSize)])
+			c.mu.Lock()
+			before := in.written
+			if !in.closed {
+				in.wrote(n)
+				if err != nil {
+					in.breakOff()
+				}
+				in.settle(before)
+				if in.written/(wire.Window/4) != before/(wire.Window/4) {
+					in.ack()
+				}
+			}
+			sess := c.sess
+			c.mu.Unlock()
+			sess.flush()
+		}
+	}
+}

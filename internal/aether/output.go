@@ -1,0 +1,242 @@
+package aether
+
+import (
+	"errors"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"dsec/internal/wire"
+)
+
+const (
+	readSize = 32 << 10
+	// Past budget bytes of output in memory, a stream may hold only scarce bytes and asks the edge to acknowledge them:
+	// thousands of commands with full windows would be hundreds of MiB.
+	budget = 6 << 20
+	scarce = 4 << 10
+)
+
+var readBuffers = sync.Pool{New: func() any { b := make([]byte, readSize); return &b }}
+
+// An output is one of stdout and stderr of a command: the read end of its pipe, and what the edge has not acknowledged.
+// Its command's lock guards it.
+type output struct {
+	c       *command
+	channel uint8
+
+	fd   int      // -1 once closed or owned by file
+	file *os.File // polled; nil in a command's first moments
+	wake chan struct{}
+
+	base     uint64 // offset of buf[0]: everything before is acknowledged
+	buf      []byte
+	sent     uint64 // to the connected edge
+	closed   bool   // nothing more for the caller: end of file, or detached
+	detached bool   // the command ended while others hold the pipe: count and drop what they write
+	dropped  uint64
+	push     bool // ask for an acknowledgement
+	src      *wire.Source
+}
+
+func (o *output) total() uint64 { return o.base + uint64(len(o.buf)) }
+
+// room is how much may be read now.
+func (o *output) room() int {
+	limit := wire.Window
+	if o.c.srv.buffered.Load() > budget {
+		limit = scarce
+	}
+	return max(0, limit-len(o.buf))
+}
+
+// readNow takes what is in the pipe without waiting and reports whether anything may follow. Nothing polls it yet.
+func (o *output) readNow() {
+	buf := readBuffers.Get().(*[]byte)
+	defer readBuffers.Put(buf)
+	for !o.closed {
+		room := o.room()
+		if room == 0 {
+			return
+		}
+		n, err := unix.Read(o.fd, (*buf)[:min(room, readSize)])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			return
+		case err != nil || n == 0:
+			o.closed = true
+			unix.Close(o.fd)
+			o.fd = -1
+		default:
+			o.append((*buf)[:n])
+		}
+	}
+}
+
+func (o *output) append(b []byte) {
+	if o.buf == nil {
+		o.buf = make([]byte, 0, max(len(b), 512))
+	}
+	o.buf = append(o.buf, b...)
+	o.c.srv.buffered.Add(int64(len(b)))
+}
+
+// poll hands the pipe to a goroutine that waits for it.
+func (o *output) poll() {
+	if o.closed || o.file != nil {
+		return
+	}
+	o.file = os.NewFile(uintptr(o.fd), "output")
+	o.fd = -1
+	o.wake = make(chan struct{}, 1)
+	o.c.srv.pump(o.file, o.pump)
+}
+
+// pump reads until the end of the pipe, also long after the command.
+func (o *output) pump() {
+	rc, err := o.file.SyscallConn()
+	for err == nil {
+		n := o.waitRoom()
+		eof := false
+		rerr := rc.Read(func(fd uintptr) bool {
+			var again bool
+			eof, again = o.readOnce(int(fd), n)
+			return !again
+		})
+		if eof || rerr != nil {
+			break
+		}
+	}
+	_ = o.file.Close() // a pipe that was only read
+	o.c.outputEnded(o)
+}
+
+// waitRoom waits until something may be read, and says how much.
+func (o *output) waitRoom() int {
+	for {
+		o.c.mu.Lock()
+		n, detached := o.room(), o.detached
+		if n == 0 && !detached && len(o.buf) < wire.Window {
+			o.push = true
+			o.ready()
+		}
+		sess := o.c.sess
+		o.c.mu.Unlock()
+		if detached {
+			return readSize
+		}
+		if n > 0 {
+			return min(n, readSize)
+		}
+		sess.flush()
+		<-o.wake
+	}
+}
+
+func (o *output) readOnce(fd, limit int) (eof, again bool) {
+	buf := readBuffers.Get().(*[]byte)
+	defer readBuffers.Put(buf)
+	n, err := unix.Read(fd, (*buf)[:limit])
+	switch {
+	case errors.Is(err, unix.EINTR):
+		return false, false
+	case errors.Is(err, unix.EAGAIN):
+		return false, true
+	case err != nil || n == 0:
+		return true, false
+	}
+	o.c.mu.Lock()
+	if o.detached {
+		o.dropped += uint64(n)
+	} else {
+		o.append((*buf)[:n])
+		o.ready()
+	}
+	sess := o.c.sess
+	o.c.mu.Unlock()
+	sess.flush()
+	return false, false
+}
+
+// ready tells the connection that there is something to send.
+func (o *output) ready() {
+	if o.c.sess == nil {
+		return
+	}
+	if o.src == nil {
+		o.src = &wire.Source{Stream: o.c.stream, Channel: o.channel, Fill: o.fill(o.c.sess)}
+	}
+	o.c.sess.conn.Ready(o.src)
+}
+
+// fill gives data to the connection of one session.
+func (o *output) fill(sess *session) func([]byte, int) ([]byte, uint64, wire.Flags, bool) {
+	return func(b []byte, limit int) ([]byte, uint64, wire.Flags, bool) {
+		o.c.mu.Lock()
+		defer o.c.mu.Unlock()
+		if o.c.sess != sess { // it was attached elsewhere meanwhile
+			return b, 0, 0, false
+		}
+		offset := o.sent
+		chunk := o.buf[offset-o.base:]
+		chunk = chunk[:min(len(chunk), limit)]
+		o.sent += uint64(len(chunk))
+		var flags wire.Flags
+		if o.push || o.c.srv.buffered.Load() > budget {
+			flags = wire.Push
+			o.push = false
+		}
+		if len(chunk) == 0 && len(o.buf) == 0 {
+			flags = 0
+		}
+		b = append(b, chunk...)
+		o.c.postExit()
+		return b, offset, flags, o.sent < o.total()
+	}
+}
+
+// ack forgets what the edge has kept.
+func (o *output) ack(offset uint64) bool {
+	if offset > o.sent {
+		return false
+	}
+	if offset > o.base {
+		n := offset - o.base
+		o.base = offset
+		o.buf = append(o.buf[:0], o.buf[n:]...)
+		if len(o.buf) == 0 && cap(o.buf) > scarce {
+			o.buf = nil
+		}
+		o.c.srv.buffered.Add(-int64(n))
+		o.wakeUp()
+	}
+	return true
+}
+
+func (o *output) wakeUp() {
+	if o.wake != nil {
+		select {
+		case o.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// detach ends the stream for the caller; the pipe stays open for those who write to it.
+func (o *output) detach() {
+	if !o.closed {
+		o.closed, o.detached = true, true
+		o.wakeUp()
+	}
+}
+
+// forget drops everything that is kept.
+func (o *output) forget() {
+	o.c.srv.buffered.Add(-int64(len(o.buf)))
+	o.base += uint64(len(o.buf))
+	o.buf = nil
+	o.sent = o.base
+	o.detach()
+}

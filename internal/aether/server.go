@@ -1,0 +1,268 @@
+package aether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/aether/config"
+	"dsec/internal/wire"
+)
+
+const (
+	maxRunning  = 4096 // commands at once
+	maxFinished = 1024 // results that wait for the edge; the oldest go first
+	maxStrange  = 8    // connections that have not shown the key
+)
+
+// Options of a Server.
+type Options struct {
+	Config    config.Config
+	CgroupFD  int   // <sandbox>/user; used unless Config.Cgroup is "none"
+	TaskFDs   []int // v1 tasks files; the spawner writes and closes them
+	ReapAll   bool  // this process is an init: all children are its business
+	Log       *slog.Logger
+	accountIn string // directory that stands for /etc, in tests
+}
+
+// A Server starts commands for the edge that is connected, and goes on while none is.
+type Server struct {
+	key      []byte
+	log      *slog.Logger
+	spawner  *spawner
+	reaper   *reaper
+	pool     *cgroupPool
+	accts    *accounts
+	buffered atomic.Int64 // bytes of output of all commands
+
+	pumps    sync.WaitGroup // goroutines of pipes
+	sessions sync.WaitGroup
+
+	mu       sync.Mutex
+	commands map[string]*command
+	running  int
+	done     []*command // finished and not released, oldest first
+	current  *session
+	conns    map[*wire.Conn]struct{}
+	polled   map[*os.File]struct{} // pipes with a pump
+	closing  bool
+}
+
+// New makes a server and places its spawner. The caller's umask becomes that of commands.
+func New(o Options) (*Server, error) {
+	if err := o.Config.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{
+		key: o.Config.Key, log: o.Log, accts: newAccounts(),
+		commands: make(map[string]*command), conns: make(map[*wire.Conn]struct{}),
+		polled: make(map[*os.File]struct{}),
+	}
+	if o.accountIn != "" {
+		s.accts.passwdPath, s.accts.groupPath = o.accountIn+"/passwd", o.accountIn+"/group"
+	}
+	if o.Config.Cgroup != config.CgroupNone {
+		pool, err := newCgroupPool(o.CgroupFD)
+		if err != nil {
+			return nil, err
+		}
+		s.pool = pool
+	}
+	s.spawner = &spawner{
+		jobs: make(chan job, 64), tasks: o.TaskFDs, cpus: o.Config.CPUs, pool: s.pool, accts: s.accts,
+		env: o.Config.Env, stopped: make(chan struct{}),
+	}
+	s.reaper = newReaper(o.ReapAll, &s.spawner.forking)
+	s.spawner.reaper = s.reaper
+	ready := make(chan error, 1)
+	go s.spawner.run(ready)
+	if err := <-ready; err != nil {
+		return nil, fmt.Errorf("place the spawner: %w", err)
+	}
+	if o.ReapAll {
+		s.reaper.wg.Go(s.reaper.run)
+	}
+	return s, nil
+}
+
+// Serve accepts connections until ctx ends or the listener is closed. The newest edge that shows the key replaces the
+// one before at once.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		nc, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			return fmt.Errorf("accept: %w", err)
+		}
+		s.ServeConn(nc)
+	}
+}
+
+// ServeConn serves one connection in the background.
+func (s *Server) ServeConn(nc net.Conn) {
+	conn := wire.NewConn(nc, wire.Options{MaxMessage: maxHello, Timeout: writeTimeout})
+	s.mu.Lock()
+	if s.closing || len(s.conns) > maxStrange {
+		s.mu.Unlock()
+		_ = nc.Close()
+		return
+	}
+	s.conns[conn] = struct{}{}
+	s.mu.Unlock()
+	sess := &session{srv: s, conn: conn, commands: make(map[uint32]*command), transfers: make(map[uint32]transfer)}
+	s.sessions.Go(func() {
+		err := sess.run()
+		s.log.Debug("connection ended", "reason", err)
+		s.mu.Lock()
+		delete(s.conns, conn)
+		if s.current == sess {
+			s.current = nil
+		}
+		s.mu.Unlock()
+	})
+}
+
+// replace makes sess the one edge.
+func (s *Server) replace(sess *session) {
+	s.mu.Lock()
+	old := s.current
+	s.current = sess
+	s.mu.Unlock()
+	if old != nil {
+		_ = old.conn.Close()
+	}
+}
+
+// command finds or makes the command that req names.
+func (s *Server) command(sess *session, stream uint32, req *aetherv1.Start) (c *command, isNew bool, f *failure) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.commands[req.CommandId]; c != nil {
+		return c, false, nil
+	}
+	switch {
+	case req.AttachOnly:
+		return nil, false, failf(aetherv1.Code_CODE_NOT_FOUND, "no command %q", clip(req.CommandId, 64))
+	case s.closing:
+		return nil, false, failf(aetherv1.Code_CODE_RESOURCES, "the sandbox is ending")
+	case s.running >= maxRunning:
+		return nil, false, failf(aetherv1.Code_CODE_RESOURCES, "%d commands are running in this sandbox; wait for some to end", maxRunning)
+	}
+	c = newCommand(s, sess, stream, req)
+	s.commands[c.id] = c
+	s.running++
+	return c, true, nil
+}
+
+// finished keeps c's result until the edge releases it, or too many wait.
+func (s *Server) finished(c *command) {
+	var oldest *command
+	s.mu.Lock()
+	s.running--
+	if s.commands[c.id] == c { // a failed start may have been released already
+		s.done = append(s.done, c)
+	}
+	if len(s.done) > maxFinished {
+		oldest = s.done[0]
+		s.done = s.done[1:]
+		delete(s.commands, oldest.id)
+	}
+	s.mu.Unlock()
+	if oldest != nil {
+		oldest.forget()
+	}
+}
+
+// pump runs f for a polled pipe. Close closes the pipe if nothing else did.
+func (s *Server) pump(file *os.File, f func()) {
+	s.mu.Lock()
+	s.polled[file] = struct{}{}
+	s.mu.Unlock()
+	s.pumps.Go(func() {
+		f()
+		s.mu.Lock()
+		delete(s.polled, file)
+		s.mu.Unlock()
+	})
+}
+
+// release forgets an ended command. One that still runs is kept.
+func (s *Server) release(c *command) {
+	c.mu.Lock()
+	done := c.done
+	c.mu.Unlock()
+	if !done {
+		return
+	}
+	s.mu.Lock()
+	if s.commands[c.id] == c {
+		delete(s.commands, c.id)
+	}
+	for i, d := range s.done {
+		if d == c {
+			s.done = append(s.done[:i], s.done[i+1:]...)
+			break
+		}
+	}
+	s.mu.Unlock()
+	c.forget()
+}
+
+// statuses is what a new edge learns in Hello.
+func (s *Server) statuses() []*aetherv1.CommandStatus {
+	s.mu.Lock()
+	commands := slices.Collect(maps.Values(s.commands)) // a command's lock comes before the server's
+	s.mu.Unlock()
+	out := make([]*aetherv1.CommandStatus, 0, len(commands))
+	for _, c := range commands {
+		c.mu.Lock()
+		out = append(out, &aetherv1.CommandStatus{CommandId: c.id, Running: !c.done, StdoutSize: c.out[0].total(), StderrSize: c.out[1].total()})
+		c.mu.Unlock()
+	}
+	return out
+}
+
+// Close kills every command, ends all connections and waits for both. Call it after Serve has returned.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.closing = true
+	var running []*command
+	for _, c := range s.commands {
+		running = append(running, c)
+	}
+	conns := slices.Collect(maps.Keys(s.conns))
+	s.mu.Unlock()
+	for _, c := range running {
+		c.kill(0)
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	s.sessions.Wait()
+	close(s.spawner.jobs)
+	<-s.spawner.stopped
+	close(s.reaper.stop)
+	s.reaper.wg.Wait()
+	s.mu.Lock()
+	polled := slices.Collect(maps.Keys(s.polled))
+	s.mu.Unlock()
+	for _, f := range polled { // background processes may hold the other ends for ever
+		_ = f.Close()
+	}
+	s.pumps.Wait()
+	if s.pool != nil {
+		s.pool.close()
+	}
+}

@@ -1,0 +1,263 @@
+package aether
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	aetherv1 "dsec/api/aether/v1"
+)
+
+// A spawner forks every command from one thread. v1 control groups and CPU masks belong to threads and are inherited
+// over fork, so that placing this thread once places every command, with no write per command.
+type spawner struct {
+	jobs    chan job
+	tasks   []int // v1 tasks files of the user's groups
+	cpus    []int
+	pool    *cgroupPool // nil = no control groups
+	accts   *accounts
+	env     map[string]string
+	null    int // /dev/null, or -1
+	reaper  *reaper
+	stopped chan struct{}
+
+	// forking is held from before a fork until its child is known to the reaper, which waits for it before it takes a
+	// child for an orphan.
+	forking sync.Mutex
+}
+
+type job struct {
+	c   *command
+	req *aetherv1.Start
+}
+
+// run serves jobs until the channel is closed. ready gets the outcome of placing the thread.
+func (s *spawner) run(ready chan<- error) {
+	runtime.LockOSThread() // never unlocked: its groups and mask are the user's
+	defer close(s.stopped)
+	err := s.place()
+	ready <- err
+	if err != nil {
+		return
+	}
+	for j := range s.jobs {
+		s.start(j)
+	}
+}
+
+func (s *spawner) place() error {
+	for _, fd := range s.tasks {
+		if _, err := unix.Write(fd, []byte("0")); err != nil { // "0" is the writing thread
+			return fmt.Errorf("enter the user's v1 cgroup: %w", err)
+		}
+		unix.Close(fd)
+	}
+	if len(s.cpus) > 0 {
+		var set unix.CPUSet
+		for _, n := range s.cpus {
+			set.Set(n)
+		}
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			return fmt.Errorf("set the cpu mask: %w", err)
+		}
+	}
+	s.null = openNull("/dev/null")
+	return nil
+}
+
+// openNull returns a descriptor of the null device, or -1 where name is something else.
+func openNull(name string) int {
+	fd, err := unix.Open(name, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return -1
+	}
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(1, 3) {
+		unix.Close(fd)
+		return -1
+	}
+	return fd
+}
+
+// start makes j's process, or tells the edge why it cannot.
+func (s *spawner) start(j job) {
+	acc, err := s.accts.lookup(j.req.User)
+	if err != nil {
+		j.c.failed(asFailure("look up the user", err))
+		return
+	}
+	env := environment(j.req.Env, s.env, acc)
+	prog, err := programOf(j.req, env, acc)
+	if err != nil {
+		j.c.failed(asFailure("find the program", err))
+		return
+	}
+	pipes, err := s.openPipes(j.req, acc)
+	if err != nil {
+		j.c.failed(asFailure("make pipes", err))
+		return
+	}
+	defer pipes.closeChild()
+	if s.pool != nil {
+		if j.c.cgroup, err = s.pool.acquire(); err != nil {
+			pipes.closeParent()
+			j.c.failed(asFailure("make the command's control group", err))
+			return
+		}
+	}
+	s.forking.Lock()
+	pid, fail := s.fork(j, prog, env, acc, pipes)
+	if fail == nil {
+		j.c.started(pid, pipes)
+		s.reaper.add(pid, j.c)
+	}
+	s.forking.Unlock()
+	if fail != nil {
+		pipes.closeParent()
+		if j.c.cgroup != nil {
+			s.pool.release(j.c.cgroup)
+			j.c.cgroup = nil
+		}
+		j.c.failed(fail)
+	}
+}
+
+func (s *spawner) fork(j job, prog program, env []string, acc account, p *pipes) (int, *failure) {
+	attr := &syscall.ProcAttr{Dir: j.req.Cwd, Env: env, Files: p.child, Sys: &syscall.SysProcAttr{Setsid: true}}
+	if !acc.sameRights() || (len(acc.groups) > 0 && os.Geteuid() == 0) {
+		attr.Sys.Credential = &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups}
+	}
+	if g := j.c.cgroup; g != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, g.dir
+	}
+	for _, cand := range prog.candidates {
+		pid, err := syscall.ForkExec(cand.path, cand.argv, attr)
+		if err == nil {
+			return pid, nil
+		}
+		f := explain(err, cand.path, j.req, acc)
+		if !prog.shell || f.code != aetherv1.Code_CODE_NOT_FOUND {
+			return 0, f
+		}
+	}
+	return 0, prog.missing
+}
+
+// pipes of one command. child are the descriptors that become 0, 1, 2 and perhaps scriptFD.
+type pipes struct {
+	child      []uintptr
+	childOwned []int // of child, those to close here
+	stdin      int   // our ends, non-blocking; -1 = none
+	script     int
+	out        [2]int
+}
+
+func (s *spawner) openPipes(req *aetherv1.Start, acc account) (*pipes, error) {
+	p := &pipes{stdin: -1, script: -1, out: [2]int{-1, -1}}
+	err := p.open(s.null, req, acc)
+	if err != nil {
+		p.closeChild()
+		p.closeParent()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *pipes) open(null int, req *aetherv1.Start, acc account) error {
+	var err error
+	switch {
+	case req.Stdin:
+		if p.stdin, err = p.add(acc, false); err != nil {
+			return err
+		}
+	case null >= 0:
+		p.child = append(p.child, uintptr(null))
+	default: // an image without /dev/null: what is read from a pipe that nobody writes ends at once, too
+		w, err := p.add(acc, false)
+		if err != nil {
+			return err
+		}
+		unix.Close(w)
+	}
+	for i := range p.out {
+		if p.out[i], err = p.add(acc, true); err != nil {
+			return err
+		}
+	}
+	if req.ScriptFollows {
+		p.script, err = p.add(acc, false)
+	}
+	return err
+}
+
+// add makes one pipe, gives its far end to the child and returns ours. The pipe belongs to the command's user, who could
+// otherwise not open /dev/stdout or /proc/self/fd/3 again.
+func (p *pipes) add(acc account, childWrites bool) (int, error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return -1, err
+	}
+	ours, theirs := fds[0], fds[1]
+	if !childWrites {
+		ours, theirs = theirs, ours
+	}
+	p.child = append(p.child, uintptr(theirs))
+	p.childOwned = append(p.childOwned, theirs)
+	err := unix.SetNonblock(ours, true)
+	if err == nil && !acc.sameRights() {
+		err = unix.Fchown(theirs, int(acc.uid), int(acc.gid))
+	}
+	if err != nil {
+		unix.Close(ours)
+		return -1, err
+	}
+	return ours, nil
+}
+
+func (p *pipes) closeChild() {
+	for _, fd := range p.childOwned {
+		unix.Close(fd)
+	}
+	p.childOwned = nil
+}
+
+func (p *pipes) closeParent() {
+	for _, fd := range []int{p.stdin, p.script, p.out[0], p.out[1]} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// checkStart refuses what no kernel could run, before anything is made.
+func checkStart(req *aetherv1.Start) *failure {
+	kinds := 0
+	for _, has := range []bool{len(req.Argv) > 0, req.Shell != "", req.ScriptFollows} {
+		if has {
+			kinds++
+		}
+	}
+	switch {
+	case kinds != 1 && !req.AttachOnly:
+		return failf(aetherv1.Code_CODE_INVALID, "exactly one of argv and shell must be given")
+	case req.CommandId == "" || len(req.CommandId) > 64:
+		return failf(aetherv1.Code_CODE_INVALID, "no valid command id")
+	case !strings.HasPrefix(req.Cwd, "/") && !req.AttachOnly:
+		return failf(aetherv1.Code_CODE_NO_CWD, "working directory %q is not absolute", clip(req.Cwd, 256))
+	case len(req.Argv) > 0 && req.Argv[0] == "":
+		return failf(aetherv1.Code_CODE_INVALID, "the program's name is empty")
+	}
+	for _, list := range [][]string{req.Argv, req.Env, {req.Shell, req.Cwd, req.User}} {
+		for _, s := range list {
+			if strings.ContainsRune(s, 0) {
+				return failf(aetherv1.Code_CODE_INVALID, "an argument, variable or path holds a NUL byte")
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,263 @@
+package aether
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"hash"
+	"io"
+	"os"
+	"path"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/wire"
+)
+
+func isEOF(err error) bool { return errors.Is(err, io.EOF) }
+
+// A writeTransfer makes or replaces a regular file: content goes to a temporary name beside it, which becomes the
+// file's only when everything has arrived and is right. Whatever happens before, the old file stays and the temporary
+// one goes.
+type writeTransfer struct {
+	s      *session
+	stream uint32
+	req    *aetherv1.WriteFile
+
+	mu       sync.Mutex
+	changed  sync.Cond
+	buf      []byte // arrived and not yet written
+	arrived  uint64
+	end      bool
+	canceled bool
+}
+
+func newWriteTransfer(s *session, stream uint32, req *aetherv1.WriteFile) *writeTransfer {
+	t := &writeTransfer{s: s, stream: stream, req: req}
+	t.changed.L = &t.mu
+	return t
+}
+
+func (t *writeTransfer) ack(uint64) bool { return false }
+
+func (t *writeTransfer) data(offset uint64, b []byte, end bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if offset != t.arrived || t.end || len(t.buf)+len(b) > wire.Window {
+		return false
+	}
+	t.buf = append(t.buf, b...)
+	t.arrived += uint64(len(b))
+	t.end = end
+	t.changed.Broadcast()
+	return true
+}
+
+func (t *writeTransfer) cancel() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.canceled = true
+	t.changed.Broadcast()
+}
+
+// next waits for content and swaps it against spare. It returns io.EOF after the last.
+func (t *writeTransfer) next(spare []byte) ([]byte, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.buf) == 0 && !t.end && !t.canceled {
+		t.changed.Wait()
+	}
+	switch {
+	case t.canceled:
+		return nil, errCanceled
+	case len(t.buf) == 0:
+		return nil, io.EOF
+	}
+	b := t.buf
+	t.buf = spare[:0]
+	return b, nil
+}
+
+func (t *writeTransfer) run() *failure {
+	name := clip(t.req.Path, 256)
+	acc, err := t.s.srv.accts.lookup(t.req.User)
+	if err != nil {
+		return asFailure("write "+name, err)
+	}
+	n, err := prepare(t.req, acc)
+	if err != nil {
+		return asFailure("write "+name, err)
+	}
+	done := false
+	defer func() {
+		_ = n.file.Close() // errors of writing have been seen by then
+		if !done {
+			_ = os.Remove(n.temp)
+		}
+	}()
+	sum := sha256.New()
+	size, err := t.receive(n.file, sum)
+	if errors.Is(err, errCanceled) {
+		return nil
+	}
+	if err == nil {
+		err = t.check(size, sum.Sum(nil))
+	}
+	if err == nil {
+		err = n.publish(t.req, acc)
+	}
+	if err != nil {
+		return asFailure("write "+name, err)
+	}
+	done = true
+	t.s.post(wire.MsgWriteDone, t.stream, &aetherv1.WriteDone{Size: size, Sha256: sum.Sum(nil)})
+	return nil
+}
+
+func (t *writeTransfer) receive(f *os.File, sum hash.Hash) (uint64, error) {
+	var size, acked uint64
+	var b []byte
+	for {
+		var err error
+		b, err = t.next(b)
+		if isEOF(err) {
+			return size, nil
+		}
+		if err != nil {
+			return size, err
+		}
+		if _, err := f.Write(b); err != nil {
+			return size, err
+		}
+		_, _ = sum.Write(b) // a hash never fails
+		size += uint64(len(b))
+		if t.req.Size >= 0 && size > uint64(t.req.Size) {
+			return size, failf(aetherv1.Code_CODE_DIGEST, "more content than the announced %d bytes", t.req.Size)
+		}
+		if size-acked >= wire.Window/4 {
+			acked = size
+			_ = t.s.conn.PostAck(t.stream, wire.Stdin, size, false) // fails only with the connection, which cancels
+			t.s.conn.Flush()
+		}
+	}
+}
+
+func (t *writeTransfer) check(size uint64, sum []byte) error {
+	if t.req.Size >= 0 && size != uint64(t.req.Size) {
+		return failf(aetherv1.Code_CODE_DIGEST, "%d bytes arrived of the announced %d", size, t.req.Size)
+	}
+	if len(t.req.Sha256) > 0 && !bytes.Equal(sum, t.req.Sha256) {
+		return failf(aetherv1.Code_CODE_DIGEST, "the content's SHA-256 differs from the announced one")
+	}
+	return nil
+}
+
+// A newFile is the temporary file and what it will become.
+type newFile struct {
+	file     *os.File
+	temp     string
+	target   string
+	mode     uint32
+	uid, gid int // -1 = as made
+}
+
+// prepare opens the temporary file with the user's rights.
+func prepare(req *aetherv1.WriteFile, acc account) (*newFile, error) {
+	p, err := checkPath(req.Path)
+	if err != nil {
+		return nil, err
+	}
+	if p[len(p)-1] == '/' {
+		return nil, failf(aetherv1.Code_CODE_IS_DIRECTORY, "it is a directory")
+	}
+	n := &newFile{target: path.Clean(p), mode: req.Mode & 0o7777, uid: -1, gid: -1}
+	err = asUser(acc, func() error {
+		if req.MakeParents {
+			if err := os.MkdirAll(path.Dir(n.target), 0o755); err != nil {
+				return err
+			}
+		}
+		if err := n.existing(req, acc); err != nil {
+			return err
+		}
+		return n.create()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// existing looks at what is to be replaced. A symbolic link is followed, as by every other way of writing a file; a file
+// keeps its owner, and its mode unless one is given.
+func (n *newFile) existing(req *aetherv1.WriteFile, acc account) error {
+	fd, err := unix.Open(n.target, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		if n.mode == 0 {
+			n.mode = 0o644
+		}
+		if !acc.sameRights() {
+			n.uid, n.gid = int(acc.uid), int(acc.gid)
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if req.Exclusive {
+		return failf(aetherv1.Code_CODE_EXISTS, "it exists")
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if err := checkRegular(&st); err != nil {
+		return err
+	}
+	if err := unix.Faccessat2(unix.AT_FDCWD, n.target, unix.W_OK, unix.AT_EACCESS); err != nil {
+		return err
+	}
+	if n.mode == 0 {
+		n.mode = st.Mode & 0o7777
+	}
+	if acc.uid == 0 {
+		n.uid, n.gid = int(st.Uid), int(st.Gid)
+	}
+	n.target, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	return err
+}
+
+func (n *newFile) create() error {
+	n.temp = path.Join(path.Dir(n.target), ".dsec-"+rand.Text())
+	fd, err := unix.Open(n.temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	n.file = os.NewFile(uintptr(fd), n.temp)
+	return nil
+}
+
+// publish gives the file its owner, mode and name. The owner goes first: changing it clears set-user-id bits.
+func (n *newFile) publish(req *aetherv1.WriteFile, acc account) error {
+	fd := int(n.file.Fd())
+	if n.uid >= 0 && os.Geteuid() == 0 {
+		if err := unix.Fchown(fd, n.uid, n.gid); err != nil {
+			return err
+		}
+	}
+	if err := unix.Fchmod(fd, n.mode); err != nil {
+		return err
+	}
+	var flags uint
+	if req.Exclusive {
+		flags = unix.RENAME_NOREPLACE
+	}
+	return asUser(acc, func() error {
+		return unix.Renameat2(unix.AT_FDCWD, n.temp, unix.AT_FDCWD, n.target, flags)
+	})
+}
