@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -28,7 +29,9 @@ const maxErrorBody = 64 << 10
 func (cl *client) explain(ctx context.Context, err error) error {
 	var known *sandbox.Error
 	var wire *connect.Error
-	if errors.As(err, &known) {
+	var output *writeError
+	var input *readError
+	if errors.As(err, &known) || errors.As(err, &output) || errors.As(err, &input) {
 		return err
 	}
 	if errors.As(err, &wire) && connect.IsWireError(err) {
@@ -56,10 +59,15 @@ func lostConnection(err error) bool {
 // unreachable describes a connection that failed.
 func (cl *client) unreachable(err error) error {
 	var dns *net.DNSError
+	var certificate *tls.CertificateVerificationError
 	what, hint := "the connection broke", "its log may say why"
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT):
 		what, hint = "nothing listens there", "start it with `dsec up`, or check the URL"
+	case errors.As(err, &certificate):
+		what, hint = "its certificate is not trusted", "check the URL and this machine's certificates"
+	case errors.Is(err, http.ErrSchemeMismatch):
+		what, hint = "it speaks http and not https", "correct the URL"
 	case errors.As(err, &dns):
 		what, hint = "its host name cannot be resolved", "check the URL"
 	case errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH):

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
+	"sync/atomic"
 
 	"dsec/sandbox"
 )
@@ -18,7 +20,13 @@ type writeError struct{ err error }
 func (e *writeError) Error() string { return "writing the output: " + e.err.Error() }
 func (e *writeError) Unwrap() error { return e.err }
 
-// request makes one request on a byte route. The caller closes the body. An answer that is no 2xx is an error.
+// A readError is a failure to read what is to be sent.
+type readError struct{ err error }
+
+func (e *readError) Error() string { return "reading the input: " + e.err.Error() }
+func (e *readError) Unwrap() error { return e.err }
+
+// request makes one request without a long body on a byte route; see send.
 func (cl *client) request(ctx context.Context, method, path string, query url.Values, body io.Reader, header http.Header) (*http.Response, error) {
 	target := cl.base + path
 	if len(query) > 0 {
@@ -28,14 +36,34 @@ func (cl *client) request(ctx context.Context, method, path string, query url.Va
 	if err != nil {
 		return nil, fmt.Errorf("making the request: %w", err)
 	}
+	return cl.do(r, header)
+}
+
+// send is request with a body of size bytes, or of unknown length if size is negative. The platform is asked whether it
+// wants the body before it is sent. A failure to read the body is returned as it is.
+func (cl *client) send(ctx context.Context, method, path string, query url.Values, body *source, size int64, header http.Header) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, cl.base+path+"?"+query.Encode(), http.NoBody)
+	if err != nil {
+		return nil, fmt.Errorf("making the request: %w", err)
+	}
+	if size != 0 {
+		r.Body, r.ContentLength = io.NopCloser(body), size
+		r.Header.Set("Expect", "100-continue")
+	}
+	res, err := cl.do(r, header)
+	if failed := body.failure(); failed != nil {
+		if err == nil {
+			res.Body.Close()
+		}
+		return nil, failed
+	}
+	return res, err
+}
+
+// do makes the request. The caller closes the body. An answer that is no 2xx is an error.
+func (cl *client) do(r *http.Request, header http.Header) (*http.Response, error) {
 	for k, v := range header {
 		r.Header[k] = v
-	}
-	if n := header.Get("Content-Length"); n != "" {
-		if r.ContentLength, err = strconv.ParseInt(n, 10, 64); err != nil {
-			return nil, fmt.Errorf("making the request: %w", err)
-		}
-		r.Header.Del("Content-Length")
 	}
 	res, err := cl.http.Do(r)
 	if err != nil {
@@ -46,6 +74,36 @@ func (cl *client) request(ctx context.Context, method, path string, query url.Va
 	}
 	cl.answered.Store(true)
 	return res, nil
+}
+
+// A source is a request's body that counts and remembers its own failure, which the HTTP client would blame on the network.
+type source struct {
+	r      io.Reader
+	report func(total int64) // progress, may be nil
+	n      atomic.Int64
+
+	mu  sync.Mutex
+	err error
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	total := s.n.Add(int64(n))
+	if s.report != nil && n > 0 {
+		s.report(total)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.mu.Lock()
+		s.err = &readError{err}
+		s.mu.Unlock()
+	}
+	return n, err
+}
+
+func (s *source) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
 }
 
 func commandPath(sandboxID, commandID, what string) string {

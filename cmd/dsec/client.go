@@ -55,10 +55,10 @@ func (c *console) dial(contextName string) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newClient(target, c.say)
+	return newClient(target, c)
 }
 
-func newClient(target config.Target, notice func(string, ...any)) (*client, error) {
+func newClient(target config.Target, c *console) (*client, error) {
 	u, err := url.Parse(target.URL)
 	if err != nil {
 		return nil, fmt.Errorf("parsing the platform's URL: %w", err)
@@ -71,6 +71,8 @@ func newClient(target config.Target, notice func(string, ...any)) (*client, erro
 		MaxIdleConnsPerHost: 16,
 		IdleConnTimeout:     time.Minute,
 		DisableCompression:  true, // bytes are passed on as they are
+		// A body goes off after this time also without the platform's consent.
+		ExpectContinueTimeout: 5 * time.Second,
 	}
 	base := strings.TrimRight(target.URL, "/")
 	if u.Scheme == "unix" {
@@ -92,9 +94,9 @@ func newClient(target config.Target, notice func(string, ...any)) (*client, erro
 		http:         httpClient,
 		base:         base,
 		target:       target,
-		notice:       notice,
+		notice:       c.say,
 		patience:     patience,
-		sleep:        sleep,
+		sleep:        c.sleep,
 	}, nil
 }
 

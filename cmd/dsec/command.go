@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // A command is one word after `dsec`: it has either sub commands or a setup.
@@ -41,11 +42,13 @@ type console struct {
 	stdout, stderr io.Writer
 	getenv         func(string) string
 	forced         context.Context // ends when the user insists (a second Ctrl-C); nil = never
+	now            func() time.Time
+	sleep          func(context.Context, time.Duration) error // between attempts to reach the platform
 }
 
 // newConsole makes a console whose stderr several goroutines may use.
 func newConsole(stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) *console {
-	return &console{stdin: stdin, stdout: stdout, stderr: &lockedWriter{to: stderr}, getenv: getenv}
+	return &console{stdin: stdin, stdout: stdout, stderr: &lockedWriter{to: stderr}, getenv: getenv, now: time.Now, sleep: sleep}
 }
 
 // A lockedWriter keeps lines whole: a command's stderr and our own notices share it.

@@ -62,12 +62,17 @@ func (c *console) report(ctx context.Context, err error, asJSON bool) int {
 	if silent {
 		return code
 	}
+	c.sayError(err, asJSON)
+	return code
+}
+
+// sayError says what went wrong.
+func (c *console) sayError(err error, asJSON bool) {
 	if asJSON {
 		c.reportJSON(err)
 	} else {
 		c.say("%s", userMessage(err))
 	}
-	return code
 }
 
 // say prints one line for the user on stderr. Text from elsewhere cannot drive the terminal.

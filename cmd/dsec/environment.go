@@ -1,0 +1,367 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	dsecv1 "dsec/api/dsec/v1"
+	"dsec/internal/image"
+	"dsec/sandbox"
+)
+
+var (
+	imageCommand     = environmentCommand("image", image.KindBase, "base images: the operating system that a sandbox starts from")
+	workspaceCommand = environmentCommand("workspace", image.KindWorkspace, "workspaces: a task's files, layered over an image")
+	toolkitCommand   = environmentCommand("toolkit", image.KindToolkit, "toolkits: tools, layered over image and workspace")
+)
+
+// maxEnvironmentJSON bounds the answer to a create, in bytes.
+const maxEnvironmentJSON = 16 << 20
+
+// An environmentKind is one of image, workspace and toolkit, whose commands are alike.
+type environmentKind struct{ word, kind string }
+
+func environmentCommand(word, kind, summary string) command {
+	k := environmentKind{word, kind}
+	return command{
+		name: word, group: groupEnvironments, summary: summary,
+		sub: []command{k.createCommand(), k.lsCommand(), k.inspectCommand(), k.rmCommand()},
+	}
+}
+
+func (k environmentKind) createCommand() command {
+	return command{
+		name: "create", group: groupEnvironments, args: "NAME[:TAG]",
+		summary: "make a new " + k.word + " of a directory or tar archive",
+		details: fmt.Sprintf(`The directory's or archive's root becomes the root of the layer. A name that exists is replaced; running sandboxes keep what
+they have. Device nodes are left out and reported. An archive may be compressed with gzip.
+Packed by root, files keep their owners; packed by others, they belong to root.
+
+  dsec %[1]s create mine:1 --from-dir ./rootfs
+  curl -s https://example.org/rootfs.tar.gz | dsec %[1]s create mine:2 --from-tar - --workdir /src -e LANG=C.UTF-8`, k.word),
+		setup: k.setupCreate,
+	}
+}
+
+type createOptions struct {
+	kind          environmentKind
+	dir, tar      string
+	user, workdir string
+	env           list
+	asJSON        bool
+	context       *string
+}
+
+func (k environmentKind) setupCreate(f *flagSet) action {
+	o := &createOptions{kind: k, context: contextFlag(f)}
+	f.StringVar(&o.dir, "from-dir", "", "pack this `DIR`ectory")
+	f.StringVar(&o.tar, "from-tar", "", "send this `FILE`, a tar archive; - is standard input")
+	f.StringVar(&o.user, "user", "", "default `USER` of commands")
+	f.letter("u", "user")
+	f.StringVar(&o.workdir, "workdir", "", "default working `DIR`ectory of commands")
+	f.letter("w", "workdir")
+	f.Var(&o.env, "env", "environment variable `KEY=VALUE` of commands; may be repeated")
+	f.letter("e", "env")
+	f.BoolVar(&o.asJSON, "json", false, jsonHelp)
+	return o.run
+}
+
+func (o *createOptions) run(ctx context.Context, c *console, args []string) error {
+	if err := wantArgs(args, 1, 1, "the name"); err != nil {
+		return err
+	}
+	if (o.dir == "") == (o.tar == "") {
+		return usagef("give one of --from-dir and --from-tar")
+	}
+	ref, err := sandbox.ParseEnvRef(args[0])
+	if err != nil {
+		return err
+	}
+	if ref.Digest != "" {
+		return usagef("a new %s is named by a tag; its digest follows from its content", o.kind.word)
+	}
+	env, err := environment(o.env, c.getenv)
+	if err != nil {
+		return err
+	}
+	query := url.Values{}
+	for k, v := range env {
+		query.Add("env", k+"="+v)
+	}
+	for k, v := range map[string]string{"user": o.user, "workdir": o.workdir} {
+		if v != "" {
+			query.Set(k, v)
+		}
+	}
+	cl, err := c.dial(*o.context)
+	if err != nil {
+		return err
+	}
+	body, err := o.open(ctx, c)
+	if err != nil {
+		return err
+	}
+	made, err := c.sendEnvironment(ctx, cl, "/v1/environments/"+o.kind.kind+"/"+ref.String(), query, body)
+	if cerr := body.close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return err
+	}
+	return o.print(c, made)
+}
+
+// An archiveSource is the tar archive to send.
+type archiveSource struct {
+	io.Reader
+	size  int64        // -1 = unknown
+	close func() error // also says what went wrong with packing
+}
+
+func (o *createOptions) open(ctx context.Context, c *console) (*archiveSource, error) {
+	switch {
+	case o.dir != "":
+		info, err := os.Stat(o.dir)
+		if err != nil {
+			return nil, err
+		}
+		if !info.IsDir() {
+			return nil, usagef("%s is no directory; an archive is given with --from-tar", o.dir)
+		}
+		return packDirectory(ctx, o.dir), nil
+	case o.tar == "-":
+		return &archiveSource{Reader: c.stdin, size: -1, close: func() error { return nil }}, nil
+	}
+	f, err := os.Open(o.tar)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	size := int64(-1)
+	if info.Mode().IsRegular() {
+		size = info.Size()
+	}
+	return &archiveSource{Reader: f, size: size, close: f.Close}, nil
+}
+
+// packDirectory packs a directory while it is sent.
+func packDirectory(ctx context.Context, dir string) *archiveSource {
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		err := writeTar(ctx, w, dir)
+		w.CloseWithError(err)
+		done <- err
+	}()
+	return &archiveSource{Reader: r, size: -1, close: func() error {
+		r.CloseWithError(errNotWanted)
+		if err := <-done; err != nil && !errors.Is(err, errNotWanted) {
+			return fmt.Errorf("packing %s: %w", dir, err)
+		}
+		return nil
+	}}
+}
+
+// errNotWanted is what the packer sees when the platform takes no more of the archive.
+var errNotWanted = errors.New("the platform takes no more of the archive")
+
+// sendEnvironment posts the archive. It is sent once: a broken upload leaves nothing, and the user repeats it.
+func (c *console) sendEnvironment(ctx context.Context, cl *client, path string, query url.Values, body *archiveSource) (*dsecv1.Environment, error) {
+	bar := newProgress(c.stderr, body.size)
+	defer bar.done()
+	src := &source{r: body, report: bar.report}
+	res, err := cl.send(ctx, http.MethodPost, path, query, src, body.size, http.Header{"Content-Type": {"application/x-tar"}})
+	if err != nil {
+		return nil, cl.explain(ctx, err)
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(res.Body, maxEnvironmentJSON))
+	if err != nil {
+		return nil, cl.explain(ctx, err)
+	}
+	var made dsecv1.Environment
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(raw, &made); err != nil {
+		return nil, fmt.Errorf("decoding the platform's answer: %w", err)
+	}
+	return &made, nil
+}
+
+func (o *createOptions) print(c *console, made *dsecv1.Environment) error {
+	if o.asJSON {
+		return c.printJSON(made)
+	}
+	if n := len(made.GetDropped()); n > 0 {
+		c.say("%d entries were left out, for example %s", n, made.GetDropped()[0])
+	}
+	return c.print("%s %s  %s  %d entries, %s in files, %s stored\n", o.kind.word, printable(made.GetName()), printable(made.GetDigest()),
+		made.GetEntries(), byteSize(made.GetFileBytes()), byteSize(made.GetSize()))
+}
+
+func (k environmentKind) lsCommand() command {
+	return command{
+		name: "ls", group: groupEnvironments, summary: "list " + k.word + "s",
+		details: fmt.Sprintf("With --json each is one line of JSON, as the API gives it.\n\n  dsec %s ls -q", k.word),
+		setup: func(f *flagSet) action {
+			contextName := contextFlag(f)
+			quiet := f.Bool("quiet", false, "print names only")
+			f.letter("q", "quiet")
+			noTrunc := f.Bool("no-trunc", false, "do not shorten digests")
+			asJSON := f.Bool("json", false, "print one line of JSON for each")
+			return func(ctx context.Context, c *console, args []string) error {
+				if err := wantArgs(args, 0, 0, ""); err != nil {
+					return err
+				}
+				cl, err := c.dial(*contextName)
+				if err != nil {
+					return err
+				}
+				all, err := cl.listEnvironments(ctx, k.kind)
+				if err != nil {
+					return err
+				}
+				return printEnvironments(c, all, c.now(), *asJSON, *quiet, *noTrunc)
+			}
+		},
+	}
+}
+
+func (cl *client) listEnvironments(ctx context.Context, kind string) ([]*dsecv1.Environment, error) {
+	var all []*dsecv1.Environment
+	token := ""
+	for {
+		res, err := invoke(ctx, cl, cl.environments.ListEnvironments, &dsecv1.ListEnvironmentsRequest{Kind: kind, PageSize: pageSize, PageToken: token})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, res.GetEnvironments()...)
+		if token = res.GetNextPageToken(); token == "" {
+			return all, nil
+		}
+	}
+}
+
+func printEnvironments(c *console, all []*dsecv1.Environment, now time.Time, asJSON, quiet, noTrunc bool) error {
+	t := newTable("NAME", "DIGEST", "SIZE", "ENTRIES", "CREATED")
+	for _, e := range all {
+		var err error
+		switch {
+		case asJSON:
+			err = c.printJSON(e)
+		case quiet:
+			err = c.print("%s\n", printable(e.GetName()))
+		}
+		if err != nil {
+			return err
+		}
+		digest := e.GetDigest()
+		if !noTrunc {
+			digest = shortID(strings.TrimPrefix(digest, "sha256:"))
+		}
+		t.row(e.GetName(), digest, byteSize(e.GetSize()), strconv.FormatInt(e.GetEntries(), 10), age(now, e.GetCreatedAt()))
+	}
+	if asJSON || quiet {
+		return nil
+	}
+	return t.print(c)
+}
+
+func (k environmentKind) inspectCommand() command {
+	return command{
+		name: "inspect", group: groupEnvironments, args: "NAME[:TAG]...",
+		summary: "show all that is known of a " + k.word,
+		details: "Prints a JSON array, or with --json one line for each.",
+		setup: func(f *flagSet) action {
+			contextName := contextFlag(f)
+			asJSON := f.Bool("json", false, "print one line of JSON for each")
+			return func(ctx context.Context, c *console, args []string) error {
+				if err := wantArgs(args, 1, -1, "the name"); err != nil {
+					return err
+				}
+				cl, err := c.dial(*contextName)
+				if err != nil {
+					return err
+				}
+				var found []proto.Message
+				for _, name := range args {
+					e, err := cl.environment(ctx, k.kind, name)
+					if err != nil {
+						return err
+					}
+					found = append(found, e)
+				}
+				return c.printInspected(found, *asJSON)
+			}
+		},
+	}
+}
+
+func (cl *client) environment(ctx context.Context, kind, name string) (*dsecv1.Environment, error) {
+	res, err := invoke(ctx, cl, cl.environments.GetEnvironment, &dsecv1.GetEnvironmentRequest{Kind: kind, Name: name})
+	if err != nil {
+		return nil, err
+	}
+	return res.GetEnvironment(), nil
+}
+
+func (k environmentKind) rmCommand() command {
+	return command{
+		name: "rm", group: groupEnvironments, args: "NAME[:TAG]...",
+		summary: "remove the name of a " + k.word,
+		details: "Sandboxes that use it go on. The names of those removed are printed.",
+		setup: func(f *flagSet) action {
+			contextName := contextFlag(f)
+			asJSON := f.Bool("json", false, jsonHelp+`: {"name": ...} for each`)
+			return func(ctx context.Context, c *console, args []string) error {
+				if err := wantArgs(args, 1, -1, "the name"); err != nil {
+					return err
+				}
+				cl, err := c.dial(*contextName)
+				if err != nil {
+					return err
+				}
+				return k.removeAll(ctx, c, cl, args, *asJSON)
+			}
+		},
+	}
+}
+
+func (k environmentKind) removeAll(ctx context.Context, c *console, cl *client, names []string, asJSON bool) error {
+	failed := false
+	for _, name := range names {
+		_, err := invoke(ctx, cl, cl.environments.RemoveEnvironment, &dsecv1.RemoveEnvironmentRequest{Kind: k.kind, Name: name})
+		if err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			c.sayError(err, asJSON)
+			failed = true
+			continue
+		}
+		if asJSON {
+			err = c.printJSON(map[string]string{"name": name})
+		} else {
+			err = c.print("%s\n", name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if failed {
+		return &exitError{code: exitFailure}
+	}
+	return nil
+}

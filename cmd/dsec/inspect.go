@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	dsecv1 "dsec/api/dsec/v1"
+	"dsec/internal/image"
+)
+
+var inspectCommand = command{
+	name: "inspect", group: groupSandboxes, args: "SANDBOX|KIND/NAME[:TAG]...",
+	summary: "show all that is known of sandboxes and environments",
+	details: `Prints a JSON array, or with --json one line for each. KIND is image, workspace or toolkit.
+
+  dsec inspect s4k2
+  dsec inspect image/python:3.12
+  dsec inspect --json s4k2 | jq .reason`,
+	setup: setupInspect,
+}
+
+// kindWords are what users call the kinds of environments.
+var kindWords = map[string]string{
+	"image": image.KindBase, "base": image.KindBase, "workspace": image.KindWorkspace, "toolkit": image.KindToolkit,
+}
+
+func setupInspect(f *flagSet) action {
+	contextName := contextFlag(f)
+	asJSON := f.Bool("json", false, "print one line of JSON for each")
+	return func(ctx context.Context, c *console, args []string) error {
+		if err := wantArgs(args, 1, -1, "what to inspect"); err != nil {
+			return err
+		}
+		cl, err := c.dial(*contextName)
+		if err != nil {
+			return err
+		}
+		found := make([]proto.Message, 0, len(args))
+		for _, ref := range args {
+			m, err := cl.inspect(ctx, ref)
+			if err != nil {
+				return err
+			}
+			found = append(found, m)
+		}
+		return c.printInspected(found, *asJSON)
+	}
+}
+
+// inspect fetches what ref means.
+func (cl *client) inspect(ctx context.Context, ref string) (proto.Message, error) {
+	if word, name, ok := strings.Cut(ref, "/"); ok && kindWords[word] != "" {
+		return cl.environment(ctx, kindWords[word], name)
+	}
+	id, err := cl.resolve(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	res, err := invoke(ctx, cl, cl.sandboxes.GetSandbox, &dsecv1.GetSandboxRequest{Id: id})
+	if err != nil {
+		return nil, err
+	}
+	return res.GetSandbox(), nil
+}
+
+// printInspected prints lines of JSON, or for people an indented array.
+func (c *console) printInspected(found []proto.Message, lines bool) error {
+	var array []json.RawMessage
+	for _, m := range found {
+		line, err := encode(m)
+		if err != nil {
+			return err
+		}
+		if lines {
+			if err := c.print("%s\n", line); err != nil {
+				return err
+			}
+		}
+		array = append(array, line)
+	}
+	if lines {
+		return nil
+	}
+	raw, err := json.Marshal(array)
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, raw, "", "  "); err != nil {
+		return err
+	}
+	return c.print("%s\n", out.Bytes())
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	dsecv1 "dsec/api/dsec/v1"
+	"dsec/sandbox"
+)
+
+var logsCommand = command{
+	name: "logs", group: groupSandboxes, args: "SANDBOX [COMMAND]",
+	summary: "print the kept output of a command",
+	details: `COMMAND is a command's id or a beginning of it; without one, the command that started last is meant. What the command wrote to
+stdout and stderr goes to ours. Output is kept for a while after the sandbox has ended; of a long one the middle is dropped.
+
+  dsec logs --list s4k2
+  dsec logs -f s4k2
+  dsec logs --stream stderr s4k2 5f3a > errors`,
+	setup: setupLogs,
+}
+
+type logsOptions struct {
+	follow, list, asJSON bool
+	stream               string
+	context              *string
+}
+
+func setupLogs(f *flagSet) action {
+	o := &logsOptions{context: contextFlag(f)}
+	f.BoolVar(&o.follow, "follow", false, "go on until the command ends")
+	f.letter("f", "follow")
+	f.StringVar(&o.stream, "stream", "both", "`STREAM`: stdout, stderr or both")
+	f.BoolVar(&o.list, "list", false, "list the commands instead")
+	f.BoolVar(&o.asJSON, "json", false, "print the command's result, or one line for each with --list, as JSON without output")
+	return o.run
+}
+
+func (o *logsOptions) run(ctx context.Context, c *console, args []string) error {
+	if err := wantArgs(args, 1, 2, "the sandbox"); err != nil {
+		return err
+	}
+	if o.stream != "stdout" && o.stream != "stderr" && o.stream != "both" {
+		return usagef("--stream must be stdout, stderr or both")
+	}
+	cl, err := c.dial(*o.context)
+	if err != nil {
+		return err
+	}
+	id, err := cl.resolve(ctx, args[0])
+	if err != nil {
+		return err
+	}
+	all, err := cl.commands(ctx, id)
+	if err != nil {
+		return err
+	}
+	if o.list {
+		return o.printList(c, all)
+	}
+	ref := ""
+	if len(args) == 2 {
+		ref = args[1]
+	}
+	result, err := matchCommand(all, ref)
+	if err != nil {
+		return err
+	}
+	if o.asJSON {
+		return c.printJSON(result)
+	}
+	return o.copy(ctx, c, cl, id, result.GetCommandId())
+}
+
+// copy prints one stream, or both at once.
+func (o *logsOptions) copy(ctx context.Context, c *console, cl *client, sandboxID, commandID string) error {
+	a := &attachment{console: c, cl: cl, sandboxID: sandboxID, commandID: commandID}
+	g, gctx := errgroup.WithContext(ctx)
+	for _, name := range []string{"stdout", "stderr"} {
+		if o.stream == name || o.stream == "both" {
+			g.Go(func() error { return a.copyAll(gctx, a.stream(name), o.follow) })
+		}
+	}
+	return g.Wait()
+}
+
+func (o *logsOptions) printList(c *console, all []*dsecv1.CommandResult) error {
+	t := newTable("COMMAND ID", "STATUS", "STARTED", "STDOUT", "STDERR", "COMMAND")
+	now := c.now()
+	for _, r := range all {
+		if o.asJSON {
+			if err := c.printJSON(r); err != nil {
+				return err
+			}
+			continue
+		}
+		t.row(r.GetCommandId(), commandStatus(r), age(now, r.GetStartedAt()),
+			byteSize(r.GetStdout().GetSize()), byteSize(r.GetStderr().GetSize()), clipText(r.GetDescription()))
+	}
+	if o.asJSON {
+		return nil
+	}
+	return t.print(c)
+}
+
+func commandStatus(r *dsecv1.CommandResult) string {
+	switch {
+	case r.GetRunning():
+		return "running"
+	case r.GetOomKilled():
+		return "out of memory"
+	case r.GetTimedOut():
+		return "timed out"
+	case r.GetSignalName() != "":
+		return r.GetSignalName()
+	}
+	return fmt.Sprintf("exit %d", r.GetExitCode())
+}
+
+// commands lists the sandbox's commands, the newest first.
+func (cl *client) commands(ctx context.Context, sandboxID string) ([]*dsecv1.CommandResult, error) {
+	res, err := invoke(ctx, cl, cl.sandboxes.ListCommands, &dsecv1.ListCommandsRequest{SandboxId: sandboxID})
+	if err != nil {
+		return nil, err
+	}
+	all := slices.Clone(res.GetCommands())
+	slices.SortStableFunc(all, func(a, b *dsecv1.CommandResult) int {
+		return cmp.Or(b.GetStartedAt().AsTime().Compare(a.GetStartedAt().AsTime()), cmp.Compare(a.GetCommandId(), b.GetCommandId()))
+	})
+	return all, nil
+}
+
+// matchCommand finds the one command whose id begins with ref, or is ref; the newest if ref is "".
+func matchCommand(all []*dsecv1.CommandResult, ref string) (*dsecv1.CommandResult, error) {
+	if ref == "" && len(all) > 0 {
+		return all[0], nil
+	}
+	var found *dsecv1.CommandResult
+	for _, r := range all {
+		switch {
+		case r.GetCommandId() == ref:
+			return r, nil
+		case !strings.HasPrefix(r.GetCommandId(), ref):
+		case found != nil:
+			return nil, sandbox.Errorf(sandbox.InvalidArgument, "ambiguous_command", "%q means more than one command; write more of the id", clipText(ref))
+		default:
+			found = r
+		}
+	}
+	if found == nil {
+		return nil, sandbox.Errorf(sandbox.NotFound, "command_not_listed", "the sandbox has no such command; `dsec logs --list SANDBOX` lists them")
+	}
+	return found, nil
+}
