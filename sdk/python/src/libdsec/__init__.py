@@ -1,0 +1,82 @@
+"""libdsec: the client of the dsec sandbox platform.
+
+    import asyncio
+    from libdsec import DSecClient, DSecContainerRunArgs
+
+    async def main():
+        async with DSecClient() as client:
+            args = DSecContainerRunArgs(container_image="debian:12", memory_limit_mb=512, ttl_running_stop=300)
+            async with await client.run_container(args, timeout=120) as sandbox:
+                result = await sandbox.run_shell("echo hello world")
+                print(result.stdout, result.exit_code)
+
+    asyncio.run(main())
+
+``libdsec.sync`` has the same names without ``await``.
+
+What surprises: a command's ``timeout`` is enforced by the platform and gives a result with ``timed_out``, not an
+exception; cancelling ``run_shell`` kills the command; output is bytes (``stdout_bytes``), ``stdout`` is their text.
+"""
+
+from ._args import DSecContainerRunArgs
+from ._async.client import DSecClient, RunResult
+from ._async.command import Command
+from ._async.sandbox import Sandbox
+from ._async.transfer import FileReader
+from ._config import DSecConfig
+from ._errors import (
+    AlreadyExistsError,
+    AuthenticationError,
+    CanceledError,
+    CommandFailedError,
+    DataLossError,
+    DSecError,
+    DSecTimeoutError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from ._models import CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
+from ._version import VERSION as __version__
+
+__all__ = [
+    # the client
+    "DSecClient",
+    "DSecConfig",
+    "DSecContainerRunArgs",
+    "RunResult",
+    "Sandbox",
+    "Command",
+    "FileReader",
+    # data
+    "CommandResult",
+    "FileInfo",
+    "Limits",
+    "Node",
+    "Reason",
+    "SandboxInfo",
+    "State",
+    "SystemInfo",
+    # errors
+    "DSecError",
+    "AlreadyExistsError",
+    "AuthenticationError",
+    "CanceledError",
+    "CommandFailedError",
+    "DataLossError",
+    "DSecTimeoutError",
+    "FailedPreconditionError",
+    "InternalError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "ResourceExhaustedError",
+    "UnavailableError",
+    "UnsupportedError",
+    "__version__",
+]

@@ -1,0 +1,270 @@
+"""What the asynchronous client needs of its surroundings: connections, waiting, clean-up, concurrency.
+
+``_sio`` offers the same names without ``async``; everything above is written once against both. Deadlines are
+absolute, on ``time.monotonic``. Connections raise ConnectionError and TimeoutError, nothing else.
+
+A connection is an asyncio.Protocol, not a StreamReader: at thousands of small requests a second the difference is a
+third of the processor time. It has one timer, which is moved lazily: most requests end long before their deadline, so a
+timer each would be set and cancelled for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import BinaryIO, TypeVar
+
+from ._config import Endpoint
+
+log = logging.getLogger("libdsec")
+
+T = TypeVar("T")
+
+IS_ASYNC = True
+
+monotonic = time.monotonic
+sleep = asyncio.sleep
+
+# What ends an operation from outside: its clean-up is done, then it is raised again.
+INTERRUPTS: tuple[type[BaseException], ...] = (asyncio.CancelledError, KeyboardInterrupt)
+
+READ_BUFFER = 256 << 10
+
+
+def scope() -> object:
+    """Return what connections belong to: those of another event loop are of no use here."""
+    return asyncio.get_running_loop()
+
+
+class Stream(asyncio.Protocol):
+    """One connection. Made by ``connect``; used by one task at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._pending = b""
+        self._reading_paused = False
+        self._writing_paused = False
+        self._ended = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        self._pending = self._pending + data if self._pending else data
+        if len(self._pending) > READ_BUFFER and not self._reading_paused and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        """Called by asyncio; the transport closes itself."""
+        self._ended = True
+        self._wake()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        self._ended = True
+        self._error = exc
+        self._writing_paused = False
+        self._wake()
+        self._disarm()
+
+    def pause_writing(self) -> None:
+        """Called by asyncio."""
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        """Called by asyncio."""
+        self._writing_paused = False
+        self._wake()
+
+    # The user's side.
+
+    @property
+    def readable(self) -> bool:
+        """Whether bytes or the end have come: on an idle connection, that it is of no more use."""
+        return bool(self._pending) or self._ended
+
+    async def read(self, deadline: float) -> bytes:
+        """Return bytes as soon as there are some, ``b""`` at the end."""
+        while not self._pending:
+            if self._ended:
+                if self._error is not None:
+                    raise ConnectionResetError(str(self._error)) from self._error
+                return b""
+            await self._wait(deadline)
+        data, self._pending = self._pending, b""
+        if self._reading_paused and self._transport is not None:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        return data
+
+    async def write(self, data: bytes | memoryview, deadline: float) -> None:
+        """Send bytes. Returns early when the peer has something to say, which may be a refusal of the rest."""
+        if self._ended or self._transport is None:
+            raise ConnectionResetError("the connection was closed by the server")
+        self._transport.write(data)
+        while self._writing_paused and not self.readable:
+            await self._wait(deadline)
+
+    def close(self) -> None:
+        """Close at once, whatever is under way."""
+        self._ended = True
+        self._disarm()
+        if self._transport is not None and not self._loop.is_closed():
+            self._transport.abort()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def _wait(self, deadline: float) -> None:
+        self._deadline = deadline
+        if self._timer is None or self._timer.when() > deadline:
+            self._disarm()
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+        waiter = self._waiter = self._loop.create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._loop.time() >= self._deadline - 0.001:
+            waiter.set_exception(TimeoutError("no progress within the time allowed"))
+        else:
+            self._timer = self._loop.call_at(self._deadline, self._on_timer)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+async def connect(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> Stream:
+    """Open a connection; ``context`` is given for TLS."""
+    loop = asyncio.get_running_loop()
+
+    def factory() -> Stream:
+        return Stream(loop)
+
+    if endpoint.unix_path is not None:
+        dial: Awaitable[tuple[asyncio.BaseTransport, Stream]] = loop.create_unix_connection(factory, endpoint.unix_path)
+    else:
+        dial = loop.create_connection(factory, endpoint.host, endpoint.port, ssl=context)
+    try:
+        _, stream = await asyncio.wait_for(dial, timeout)
+    except asyncio.TimeoutError:
+        raise TimeoutError(f"no connection within {timeout:g} s") from None
+    return stream
+
+
+class Slots:
+    """A bound on what is in use at once. First come, first served."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._waiters: collections.deque[asyncio.Future[None]] = collections.deque()
+
+    async def acquire(self, deadline: float) -> None:
+        """Wait for a slot; TimeoutError at the deadline."""
+        if self._free > 0 and not self._waiters:
+            self._free -= 1
+            return
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._waiters.append(waiter)
+        timer = loop.call_at(deadline, _expire, waiter)
+        try:
+            await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.release()  # it was given a slot while it was being cancelled
+            raise
+        finally:
+            timer.cancel()
+
+    def release(self) -> None:
+        """Give a slot back."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._free += 1
+
+
+def _expire(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError("no connection became free within the time allowed"))
+
+
+async def shielded(job: Callable[[], Awaitable[None]], limit: float) -> None:
+    """Do clean-up to its end, whatever is cancelled meanwhile, but for at most ``limit`` seconds. Errors are logged."""
+    task = asyncio.ensure_future(asyncio.wait_for(job(), limit))
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue
+        except Exception:
+            break
+    if task.cancelled():
+        log.warning("clean-up was cancelled")
+    elif task.exception() is not None:
+        log.warning("clean-up failed: %r", task.exception())
+
+
+async def as_completed(jobs: Sequence[Callable[[], Awaitable[T]]], limit: int) -> AsyncIterator[T]:
+    """Run jobs, at most ``limit`` at once, and yield results as they come.
+
+    A job's exception ends the others. So does closing the iterator; all have ended when it has.
+    """
+    waiting = iter(jobs)
+    running: set[asyncio.Future[T]] = set()
+    try:
+        while True:
+            for job in waiting:
+                running.add(asyncio.ensure_future(job()))
+                if len(running) >= limit:
+                    break
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            while done:
+                yield done.pop().result()
+    finally:
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.gather(*running, return_exceptions=True)
+
+
+async def read_block(file: BinaryIO, size: int) -> bytes:
+    """Read from a local file without holding up the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, file.read, size)
+
+
+async def write_block(file: BinaryIO, data: bytes) -> None:
+    """Write to a local file without holding up the event loop."""
+    await asyncio.get_running_loop().run_in_executor(None, file.write, data)

@@ -1,0 +1,199 @@
+"""What may be asked for, checked before any request is made.
+
+The platform checks everything again; what is checked here are mistakes of types and signs, so that they surface at
+the line that made them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._errors import InvalidArgumentError
+
+MIB = 1 << 20
+MAX_INLINE_STDIN = 64 << 10
+
+
+@dataclass
+class DSecContainerRunArgs:
+    """Describes a container sandbox.
+
+    Checked when it is made, and again when it is used.
+
+    Attributes:
+        container_image: Base environment, ``"name:tag"`` or ``"name@sha256:…"``. Required.
+        workspace: Environment laid above the base, or None.
+        toolkits: Environments above the workspace, later ones above earlier ones.
+        memory_limit_mb: Hard limit of memory in MiB, at least 16. None: the platform's default (2 GiB).
+        cpu_cores_limit: Cores, for example 0.5 or 4: a weight, and a hard cap where it is below the node's CPUs.
+        pids_limit: Tasks (processes and threads).
+        disk_limit_mb: Hard quota of the writable layer in MiB.
+        ttl_running_stop: Idle time in seconds after which the sandbox is stopped; a running command is activity.
+            None: the platform's default (1 h).
+        lifetime: Seconds after which it is stopped whatever it does. None: the platform's default (24 h).
+        network_rules: Service name -> allowed. What is not named is denied.
+        init_user: Default user of commands: a name, a uid, ``"name:group"`` or ``"uid:gid"``. None: the image's, else root.
+        workdir: Default working directory of commands, absolute. None: the image's, else ``/``.
+        env: Environment variables of commands.
+        labels: Key -> value, for ``list_sandboxes``.
+        name: Free text for people, at most 128 bytes.
+        hostname: None: the sandbox's id.
+
+    Raises:
+        InvalidArgumentError: also a ValueError; the text names the argument.
+    """
+
+    container_image: str
+    workspace: str | None = None
+    toolkits: Sequence[str] = ()
+    memory_limit_mb: int | None = None
+    cpu_cores_limit: float | None = None
+    pids_limit: int | None = None
+    disk_limit_mb: int | None = None
+    ttl_running_stop: float | None = None
+    lifetime: float | None = None
+    network_rules: Mapping[str, bool] = field(default_factory=dict)
+    init_user: str | None = None
+    workdir: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    name: str | None = None
+    hostname: str | None = None
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Check all fields; raises InvalidArgumentError."""
+        if not isinstance(self.container_image, str) or not self.container_image:
+            raise invalid('container_image is required, for example "debian:12"')
+        for name in ("workspace", "init_user", "workdir", "name", "hostname"):
+            optional_text(name, getattr(self, name))
+        if isinstance(self.toolkits, str) or not all(isinstance(t, str) and t for t in self.toolkits):
+            raise invalid("toolkits must be a sequence of names")
+        for name in ("memory_limit_mb", "pids_limit", "disk_limit_mb"):
+            positive_int(name, getattr(self, name))
+        positive("cpu_cores_limit", self.cpu_cores_limit)
+        positive("ttl_running_stop", self.ttl_running_stop)
+        positive("lifetime", self.lifetime)
+        string_map("env", self.env)
+        string_map("labels", self.labels)
+        if not isinstance(self.network_rules, Mapping) or not all(
+            isinstance(k, str) and isinstance(v, bool) for k, v in self.network_rules.items()
+        ):
+            raise invalid('network_rules must map service names to True or False, for example {"pypi": False}')
+        if self.workdir is not None and not self.workdir.startswith("/"):
+            raise invalid(f"workdir {self.workdir!r} must be an absolute path")
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return the JSON form of dsec.v1.SandboxSpec; what is unset is left out."""
+        self.validate()
+        limits = {
+            "memoryBytes": _scaled(self.memory_limit_mb, MIB),
+            "cpuCores": self.cpu_cores_limit,
+            "pids": _scaled(self.pids_limit, 1),
+            "diskBytes": _scaled(self.disk_limit_mb, MIB),
+        }
+        spec: dict[str, Any] = {
+            "image": self.container_image,
+            "workspace": self.workspace,
+            "toolkits": list(self.toolkits),
+            "limits": {k: v for k, v in limits.items() if v is not None},
+            "idleTimeoutSeconds": seconds_text(self.ttl_running_stop),
+            "lifetimeSeconds": seconds_text(self.lifetime),
+            "labels": dict(self.labels),
+            "env": dict(self.env),
+            "user": self.init_user,
+            "workdir": self.workdir,
+            "networkRules": dict(self.network_rules),
+            "hostname": self.hostname,
+            "name": self.name,
+        }
+        return {k: v for k, v in spec.items() if v}
+
+
+def command_message(
+    *,
+    argv: Sequence[str] | None,
+    shell: str | None,
+    cwd: str | None,
+    user: str | None,
+    env: Mapping[str, str] | None,
+    timeout: float | None,
+) -> dict[str, Any]:
+    """Return the JSON form of dsec.v1.Command without its stdin; raises InvalidArgumentError."""
+    message: dict[str, Any] = {}
+    if argv is not None:
+        if isinstance(argv, (str, bytes)) or not all(isinstance(a, str) for a in argv) or not argv:
+            raise invalid('argv must be a sequence of strings that is not empty, for example ["ls", "-l"]')
+        if any("\0" in a for a in argv):
+            raise invalid("an argument holds a NUL, which no program can receive", "invalid_command")
+        message["argv"] = list(argv)
+    if shell is not None:
+        if not isinstance(shell, str) or not shell:
+            raise invalid("the script must be a string that is not empty")
+        if "\0" in shell:
+            raise invalid("the script holds a NUL, which no shell can receive", "invalid_command")
+        message["shell"] = shell
+    if cwd is not None:
+        optional_text("cwd", cwd)
+        message["cwd"] = cwd
+    if user is not None:
+        optional_text("user", user)
+        message["user"] = user
+    if env:
+        string_map("env", env)
+        message["env"] = dict(env)
+    if timeout is not None:
+        positive("timeout", timeout)
+        message["timeoutSeconds"] = timeout
+    return message
+
+
+def invalid(message: str, reason: str = "invalid_argument") -> InvalidArgumentError:
+    """Make an InvalidArgumentError."""
+    return InvalidArgumentError(message, reason=reason)
+
+
+def positive(name: str, value: object) -> None:
+    """Refuse what is not None and not a finite number above 0."""
+    if value is None:
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise invalid(f"{name} must be a number, not {value!r}")
+    if value <= 0:
+        raise invalid(f"{name} must be greater than 0, not {value!r}")
+
+
+def positive_int(name: str, value: object) -> None:
+    """Refuse what is not None and not an int above 0."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise invalid(f"{name} must be a whole number, not {value!r}")
+    if not 0 < value < 1 << 43:
+        raise invalid(f"{name} must be greater than 0 (and below 2^43), not {value!r}")
+
+
+def optional_text(name: str, value: object) -> None:
+    """Refuse what is not None and not a string that is not empty and holds no NUL."""
+    if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+        raise invalid(f"{name} must be a string that is not empty and holds no NUL, or None")
+
+
+def string_map(name: str, value: object) -> None:
+    """Refuse what is not a mapping of strings to strings."""
+    if not isinstance(value, Mapping) or not all(isinstance(k, str) and k and isinstance(v, str) for k, v in value.items()):
+        raise invalid(f"{name} must map strings to strings")
+
+
+def seconds_text(value: float | None) -> str | None:
+    """Return whole seconds, rounded up, as protobuf's JSON writes 64-bit numbers."""
+    return None if value is None else str(math.ceil(value))
+
+
+def _scaled(value: int | None, unit: int) -> str | None:
+    return None if value is None else str(value * unit)

@@ -1,0 +1,310 @@
+"""Commands: started with an id of the client's making, waited for, fed, fetched and killed by it.
+
+The id is what makes a broken connection harmless: the request is repeated, and finds the command that the first attempt
+started. One request waits ``command_poll_seconds`` for the end; then the next one takes over, so that no hidden limit
+ends a command of many hours.
+"""
+
+from __future__ import annotations
+
+import secrets
+from binascii import b2a_base64
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any, Union
+
+from .. import _aio as net
+from .._args import MAX_INLINE_STDIN, invalid
+from .._errors import (
+    CommandFailedError,
+    DSecError,
+    DSecTimeoutError,
+    FailedPreconditionError,
+    NotFoundError,
+)
+from .._models import CommandResult, Output, bad_response, command_result
+from .._retry import Backoff
+from .._wire import decode
+from .api import Api
+from .transfer import Download
+
+STDIN_BLOCK = 1 << 20
+MAX_ANSWER = 1 << 20
+
+# A kill may overtake the request that starts the command, on another connection; then it is tried again.
+KILL_DELAYS = (0.05, 0.2, 0.5)
+
+Input = Union[bytes, bytearray, memoryview, str, AsyncIterable[bytes]]
+"""What can be a command's standard input: bytes, text (as UTF-8), or pieces as they are made."""
+
+
+def new_id() -> str:
+    """Return a fresh id for a command or an idempotency key."""
+    return secrets.token_hex(16)
+
+
+class Command:
+    """A command that was started and not waited for.
+
+    Attributes:
+        id: names it in its sandbox.
+        sandbox_id: the sandbox.
+    """
+
+    def __init__(self, api: Api, sandbox_id: str, command_id: str) -> None:
+        self._api = api
+        self.sandbox_id = sandbox_id
+        self.id = command_id
+
+    def __repr__(self) -> str:
+        return f"<Command {self.id} in {self.sandbox_id}>"
+
+    async def wait(self, *, check: bool = False) -> CommandResult:
+        """Wait for the end and return the result with all output that is kept.
+
+        Cancelling the wait leaves the command running: use ``kill``.
+
+        Raises:
+            CommandFailedError: ``check`` is true and the exit code is not 0.
+        """
+        while True:
+            message = await self._get(self._api.config.command_poll_seconds)
+            if not message.get("running"):
+                return await finish(self._api, self.sandbox_id, message, check=check)
+
+    async def poll(self) -> CommandResult:
+        """Return the state as it is now, with the head (64 KiB) of its output so far."""
+        return command_result(await self._get(0))[0]
+
+    async def kill(self, signal: int = 0) -> None:
+        """End the whole process tree; a ``signal`` other than 0 goes to the command's process group instead."""
+        await kill(self._api, self.sandbox_id, self.id, signal)
+
+    async def write_stdin(self, data: Input, *, close: bool = True) -> bool:
+        """Write standard input of a command started with ``stdin_open=True``, and close it.
+
+        Returns False if the command ended or closed its input before everything was written. May be called once.
+        """
+        return await send_stdin(self._api, self.sandbox_id, self.id, data, close=close)
+
+    async def iter_stdout(self, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yield standard output as it is written, from a byte offset, until the command ends."""
+        async for piece in _follow(self._api, self.sandbox_id, self.id, "stdout", offset):
+            yield piece
+
+    async def iter_stderr(self, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yield standard error, see ``iter_stdout``."""
+        async for piece in _follow(self._api, self.sandbox_id, self.id, "stderr", offset):
+            yield piece
+
+    async def _get(self, wait: float) -> dict[str, Any]:
+        return await get_command(self._api, self.sandbox_id, self.id, wait)
+
+
+async def run(
+    api: Api, sandbox_id: str, command_id: str, command: dict[str, Any], stdin: Input | None, *, check: bool
+) -> CommandResult:
+    """Run a command to its end. If the caller is interrupted, the command's process tree is killed."""
+    answered = False
+    try:
+        message = await start(api, sandbox_id, command_id, command, stdin, wait=api.config.command_poll_seconds)
+        answered = True
+        while message.get("running"):
+            message = await get_command(api, sandbox_id, command_id, api.config.command_poll_seconds)
+        return await finish(api, sandbox_id, message, check=check)
+    except net.INTERRUPTS:
+        delays = () if answered else KILL_DELAYS
+        await net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, delays), api.config.cleanup_seconds)
+        raise
+
+
+async def start(
+    api: Api, sandbox_id: str, command_id: str, command: dict[str, Any], stdin: Input | None, *, wait: float
+) -> dict[str, Any]:
+    """Start a command, give it its input, wait up to ``wait`` seconds for its end; returns CommandResult's message."""
+    if isinstance(stdin, str):
+        stdin = stdin.encode()
+    if isinstance(stdin, (bytes, bytearray, memoryview)) and len(stdin) <= MAX_INLINE_STDIN:
+        command = {**command, "stdin": b2a_base64(stdin, newline=False).decode("ascii")}
+        stdin = None
+    if stdin is not None:
+        if not isinstance(stdin, (bytes, bytearray, memoryview, AsyncIterable)):
+            raise invalid("stdin must be bytes, str or an asynchronous iterator of bytes")
+        command = {**command, "stdinFollows": True}
+        wait, later = 0.0, wait
+    request = {"sandboxId": sandbox_id, "commandId": command_id, "command": command, "waitSeconds": wait}
+    message = _result(await api.call("Exec", request, wait=wait))
+    if stdin is not None:
+        await send_stdin(api, sandbox_id, command_id, stdin, close=True)
+        message = await get_command(api, sandbox_id, command_id, later)
+    return message
+
+
+async def get_command(api: Api, sandbox_id: str, command_id: str, wait: float) -> dict[str, Any]:
+    """Wait up to ``wait`` seconds for a command's end; returns CommandResult's message."""
+    request = {"sandboxId": sandbox_id, "commandId": command_id, "waitSeconds": wait}
+    return _result(await api.call("GetCommand", request, wait=wait))
+
+
+def _result(answer: dict[str, Any]) -> dict[str, Any]:
+    result = answer.get("result")
+    if not isinstance(result, dict):
+        raise bad_response("it holds no result")
+    return result
+
+
+async def finish(api: Api, sandbox_id: str, message: dict[str, Any], *, check: bool) -> CommandResult:
+    """Turn the message of a command that has ended into its result, with the rest of its output."""
+    result, stdout, stderr = command_result(message)
+    if not stdout.complete:
+        result.stdout_bytes = await _fetch(api, sandbox_id, result.command_id, "stdout", stdout)
+    if not stderr.complete:
+        result.stderr_bytes = await _fetch(api, sandbox_id, result.command_id, "stderr", stderr)
+    if check and not result.ok:
+        raise CommandFailedError(_failure(result), result=result, sandbox_id=sandbox_id)
+    return result
+
+
+def _failure(result: CommandResult) -> str:
+    if result.timed_out:
+        how = "ran out of time and was killed"
+    elif result.oom_killed:
+        how = "ran out of the sandbox's memory and was killed"
+    elif result.signal:
+        how = f"was ended by {result.signal_name or result.signal}"
+    else:
+        how = f"exited with {result.exit_code}"
+    tail = result.stderr_bytes[-1000:].decode("utf-8", "replace").strip()
+    return f"the command {how}" + (f"; its standard error ends with: {tail}" if tail else "")
+
+
+async def _fetch(api: Api, sandbox_id: str, command_id: str, name: str, output: Output) -> bytes:
+    """Get what is kept beyond the head that came with the answer; between head and tail the middle may be missing."""
+    parts = [output.data]
+    ranges = [
+        (len(output.data), output.head_size - len(output.data)),
+        (output.size - output.tail_size, output.tail_size),
+    ]
+    for offset, length in ranges:
+        if length == 0:
+            continue
+        download = Download(api, _output_target(sandbox_id, command_id, name), offset, length)
+        have = 0
+        try:
+            while True:
+                piece = await download.read()
+                if not piece:
+                    break
+                parts.append(piece)
+                have += len(piece)
+        finally:
+            download.close()
+        if have != length:
+            raise bad_response(f"{name} of {length} bytes from {offset} on has only {have}")
+    return b"".join(parts)
+
+
+def _output_target(sandbox_id: str, command_id: str, name: str, query: str = "") -> Any:
+    return lambda offset: f"/v1/sandboxes/{sandbox_id}/commands/{command_id}/{name}?offset={offset}{query}"
+
+
+async def _follow(api: Api, sandbox_id: str, command_id: str, name: str, offset: int) -> AsyncIterator[bytes]:
+    download = Download(api, _output_target(sandbox_id, command_id, name, "&follow=1"), offset, patient=True)
+    try:
+        while True:
+            piece = await download.read()
+            if not piece:
+                return
+            yield piece
+    finally:
+        download.close()
+
+
+async def send_stdin(api: Api, sandbox_id: str, command_id: str, data: Input, *, close: bool) -> bool:
+    """Write standard input in blocks, each at its offset, so that a repetition writes nothing twice.
+
+    Returns False if the command ended or closed its input before everything was written.
+    """
+    offset = 0
+    async for block, final in _blocks(data):
+        if not await _put_stdin(api, sandbox_id, command_id, offset, block, close=close and final):
+            return False
+        offset += len(block)
+    return True
+
+
+async def _blocks(data: Input) -> AsyncIterator[tuple[memoryview, bool]]:
+    """Yield blocks of input, and whether each is the last."""
+    if isinstance(data, str):
+        data = data.encode()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        view = memoryview(data).cast("B")
+        for start in range(0, max(len(view), 1), STDIN_BLOCK):
+            yield view[start : start + STDIN_BLOCK], start + STDIN_BLOCK >= len(view)
+        return
+    async for piece in data:
+        if not isinstance(piece, (bytes, bytearray, memoryview)):
+            raise invalid("the iterator for stdin must give bytes")
+        view = memoryview(piece).cast("B")
+        for start in range(0, len(view), STDIN_BLOCK):
+            yield view[start : start + STDIN_BLOCK], False
+    yield memoryview(b""), True
+
+
+async def _put_stdin(api: Api, sandbox_id: str, command_id: str, offset: int, block: memoryview, *, close: bool) -> bool:
+    """Write one block; False if the command no longer takes it."""
+    target = f"/v1/sandboxes/{sandbox_id}/commands/{command_id}/stdin?offset={offset}" + ("&close=1" if close else "")
+
+    async def body() -> AsyncIterator[memoryview]:
+        yield block
+
+    backoff = Backoff(api.config.retry_seconds, None, net.monotonic)
+    while True:
+        try:
+            response = await api.bytes_request("PUT", target, body=body, length=len(block), wait=30.0)
+            answer = await response.read_all(MAX_ANSWER)
+            return _written(response.head.headers.get("dsec-offset"), answer, offset + len(block))
+        except (NotFoundError, FailedPreconditionError):
+            return False  # it has ended, or closed its input; its result says which
+        except DSecTimeoutError:
+            # A command may take its time to read. As long as it runs, so does this.
+            if not (await get_command(api, sandbox_id, command_id, 0)).get("running"):
+                return False
+            continue
+        except DSecError as e:
+            pause = backoff.delay(e)
+        await net.sleep(pause)
+
+
+def _written(header: str | None, body: bytes, expected: int) -> bool:
+    """Whether the answer to a write says that all of it was taken."""
+    value: object = header
+    if value is None and body.strip():
+        value = decode(body).get("offset")
+    if value is None:
+        return True
+    try:
+        return int(str(value)) >= expected
+    except ValueError:
+        raise bad_response("an offset that is no number") from None
+
+
+async def kill(api: Api, sandbox_id: str, command_id: str, signal: int) -> None:
+    """End a command's process tree, or send a signal to its process group."""
+    if not isinstance(signal, int) or not 0 <= signal <= 64:
+        raise invalid("signal must be a number between 0 and 64")
+    request: dict[str, Any] = {"sandboxId": sandbox_id, "commandId": command_id}
+    if signal:
+        request["signal"] = signal
+    await api.call("KillCommand", request, urgent=True)
+
+
+async def _kill_surely(api: Api, sandbox_id: str, command_id: str, delays: tuple[float, ...]) -> None:
+    for delay in delays:
+        try:
+            return await kill(api, sandbox_id, command_id, 0)
+        except NotFoundError:
+            await net.sleep(delay)
+    try:
+        await kill(api, sandbox_id, command_id, 0)
+    except (NotFoundError, FailedPreconditionError):
+        return None  # it never began, or is gone

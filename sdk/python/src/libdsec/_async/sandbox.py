@@ -1,0 +1,283 @@
+"""One sandbox: commands, files, its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import _aio as net
+from .._args import command_message, invalid
+from .._errors import DSecError, NotFoundError
+from .._models import CommandResult, SandboxInfo, State, command_result, items, sub
+from . import command as commands
+from .command import Command, Input
+from .transfer import Content, FileReader, open_file, quoted, upload
+
+if TYPE_CHECKING:
+    from .client import DSecClient
+
+STOP_WAIT = 60.0
+
+
+class Sandbox:
+    """A sandbox of the platform. Made by ``DSecClient.run_container`` and ``get_sandbox``, never directly.
+
+    As an async context manager it is stopped at the end of the block. All methods may be used at the same time.
+
+    Every method raises, beside what it names: NotFoundError (no such sandbox, or another project's),
+    FailedPreconditionError (it has ended; ``reason`` says why), UnavailableError, DSecTimeoutError (reason
+    ``no_answer``), AuthenticationError, PermissionDeniedError, InternalError.
+
+    Attributes:
+        info: the sandbox as it was last seen, see ``refresh``.
+        index: position in the request where it is a result of ``run_containers``, else None.
+    """
+
+    def __init__(self, client: DSecClient, info: SandboxInfo) -> None:
+        self._client = client
+        self._api = client._api
+        self.info = info
+        self.index: int | None = None
+
+    @property
+    def id(self) -> str:
+        """Its name for ever."""
+        return self.info.id
+
+    @property
+    def state(self) -> State:
+        """Its state as it was last seen."""
+        return self.info.state
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} {self.info.state.value}>"
+
+    async def run_shell(
+        self,
+        script: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: Input | None = None,
+        check: bool = False,
+        command_id: str | None = None,
+    ) -> CommandResult:
+        """Run a script with ``bash -c`` (``sh -c`` where there is no bash) and wait for its end.
+
+        The command ends when the shell ends; what it left in the background lives on. If the caller is cancelled
+        or interrupted, the whole process tree is killed.
+
+        Args:
+            script: at most 16 MiB.
+            timeout: seconds after which the platform kills the whole process tree (``timed_out``). None: no limit.
+            cwd: working directory, absolute. None: the sandbox's.
+            user: name, uid, ``"name:group"`` or ``"uid:gid"``. None: the sandbox's.
+            env: variables beside the sandbox's.
+            stdin: bytes, str or an asynchronous iterator of bytes. None: /dev/null.
+            check: raise if the exit code is not 0.
+            command_id: ``[a-zA-Z0-9_-]{1,64}``; a command of this id that was started before is waited for
+                instead. None: a fresh one.
+
+        Returns:
+            The result, with all output that the platform keeps (64 MiB).
+
+        Raises:
+            CommandFailedError: with ``check``.
+            InvalidArgumentError: before any request where that can be told.
+        """
+        message = command_message(argv=None, shell=script, cwd=cwd, user=user, env=env, timeout=timeout)
+        return await commands.run(self._api, self.id, command_id or commands.new_id(), message, stdin, check=check)
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: Input | None = None,
+        check: bool = False,
+        command_id: str | None = None,
+    ) -> CommandResult:
+        """Run a program with its arguments as they are, without a shell, and wait for its end. See ``run_shell``.
+
+        A program that does not exist or cannot be executed is an error, not a result.
+        """
+        message = command_message(argv=argv, shell=None, cwd=cwd, user=user, env=env, timeout=timeout)
+        return await commands.run(self._api, self.id, command_id or commands.new_id(), message, stdin, check=check)
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin_open: bool = False,
+        command_id: str | None = None,
+    ) -> Command:
+        """Start a script (str) or a program (sequence) and return at once.
+
+        Args:
+            command: as in ``run_shell`` or ``exec``.
+            timeout, cwd, user, env, command_id: as in ``run_shell``.
+            stdin_open: its input comes by ``Command.write_stdin``; else it is /dev/null.
+        """
+        script = command if isinstance(command, str) else None
+        argv = None if isinstance(command, str) else command
+        message = command_message(argv=argv, shell=script, cwd=cwd, user=user, env=env, timeout=timeout)
+        if stdin_open:
+            message["stdinFollows"] = True
+        name = command_id or commands.new_id()
+        await commands.start(self._api, self.id, name, message, None, wait=0.0)
+        return Command(self._api, self.id, name)
+
+    def command(self, command_id: str) -> Command:
+        """Return a handle on a command that was started before, perhaps by somebody else. Makes no request."""
+        return Command(self._api, self.id, command_id)
+
+    async def list_commands(self) -> list[CommandResult]:
+        """Return the commands that the platform remembers, without their output."""
+        answer = await self._api.call("ListCommands", {"sandboxId": self.id})
+        return [command_result(sub({"": c}, ""))[0] for c in items(answer, "commands")]
+
+    async def kill(self, command_id: str, signal: int = 0) -> None:
+        """End a command's whole process tree; a ``signal`` other than 0 goes to its process group instead."""
+        await commands.kill(self._api, self.id, command_id, signal)
+
+    async def read_file(
+        self,
+        path: str | bytes | os.PathLike[str],
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        user: str | None = None,
+    ) -> bytes:
+        """Return a file's content, or ``length`` bytes of it from ``offset`` (fewer where it ends before).
+
+        Args:
+            path: absolute; names that are not UTF-8 may be given as bytes.
+            offset, length: bytes.
+            user: with whose rights. None: the sandbox's.
+
+        Raises:
+            NotFoundError: no such file.
+            PermissionDeniedError: the user may not read it.
+        """
+        async with await self.open_read(path, offset, length, user=user) as reader:
+            return await reader.read()
+
+    async def open_read(
+        self,
+        path: str | bytes | os.PathLike[str],
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        user: str | None = None,
+    ) -> FileReader:
+        """Open a file for reading piece by piece. See ``read_file``.
+
+        A broken connection is taken up where it broke, unless the file has changed (UnavailableError, ``file_changed``).
+        """
+        if offset < 0 or (length is not None and length < 0):
+            raise invalid("offset and length must not be negative")
+        return await open_file(self._api, self._file_target(path, user), offset, length)
+
+    async def iter_file(
+        self, path: str | bytes | os.PathLike[str], offset: int = 0, *, user: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield a file's content in pieces of at most about 256 KiB. See ``read_file``."""
+        async with await self.open_read(path, offset, user=user) as reader:
+            async for piece in reader:
+                yield piece
+
+    async def write_file(
+        self,
+        path: str | bytes | os.PathLike[str],
+        data: Content,
+        *,
+        mode: int | None = None,
+        user: str | None = None,
+        make_parents: bool = False,
+        exclusive: bool = False,
+    ) -> None:
+        """Write a file; what was there before is replaced at once and whole, or not at all.
+
+        Args:
+            path: absolute; names that are not UTF-8 may be given as bytes.
+            data: bytes, str (written as UTF-8), a local file as ``pathlib.Path``, or an asynchronous iterator of bytes.
+            mode: permission bits, for example ``0o755``. None: 0644.
+            user: who writes and owns it. None: the sandbox's.
+            make_parents: create missing directories.
+            exclusive: the file must not exist yet.
+
+        Raises:
+            ResourceExhaustedError: the sandbox's disk is full.
+            AlreadyExistsError: with ``exclusive``.
+            PermissionDeniedError: the user may not write there.
+            DataLossError: the content did not arrive as it was sent.
+        """
+        target = self._file_target(path, user)
+        if mode is not None:
+            if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o7777:
+                raise invalid("mode must be permission bits between 0 and 0o7777")
+            target += f"&mode={mode:04o}"
+        if make_parents:
+            target += "&parents=1"
+        if exclusive:
+            target += "&exclusive=1"
+        await upload(self._api, target, data, repeatable=not exclusive)
+
+    def _file_target(self, path: str | bytes | os.PathLike[str], user: str | None) -> str:
+        target = f"/v1/sandboxes/{self.id}/files?path={quoted(path)}"
+        return f"{target}&user={quoted(user)}" if user else target
+
+    async def refresh(self) -> SandboxInfo:
+        """Ask the platform, update ``info`` and return it."""
+        answer = await self._api.call("GetSandbox", {"id": self.id})
+        self.info = SandboxInfo.from_wire(sub(answer, "sandbox"))
+        return self.info
+
+    async def stop(self, *, wait: bool = True) -> None:
+        """End the sandbox, in whatever state it is. Stopping twice, or what has ended, is no error.
+
+        Args:
+            wait: return when nothing of it is left, else when the platform has accepted it. If the wait is
+                interrupted, the sandbox ends all the same.
+        """
+        try:
+            await self._delete(wait=wait)
+        except net.INTERRUPTS:
+            await net.shielded(lambda: self._delete(wait=False), self._api.config.cleanup_seconds)
+            raise
+        self._client._forget(self.id)
+
+    async def _delete(self, *, wait: bool) -> None:
+        request: dict[str, Any] = {"id": self.id, "wait": wait}
+        try:
+            answer = await self._api.call("DeleteSandbox", request, wait=STOP_WAIT if wait else 0.0, urgent=True)
+        except NotFoundError:
+            return  # it has ended so long ago that the platform has forgotten it
+        if answer.get("sandbox"):
+            self.info = SandboxInfo.from_wire(sub(answer, "sandbox"))
+
+    def detach(self) -> None:
+        """Let the sandbox outlive this client's failure, see ``DSecClient``. Its own times to live go on counting."""
+        self._client._forget(self.id)
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        try:
+            await self.stop()
+        except DSecError as e:
+            if exc_type is None:
+                raise
+            # What went wrong in the block matters more; the sandbox's time to live takes care of it.
+            net.log.warning("could not stop %s: %s", self.id, e)

@@ -1,0 +1,295 @@
+"""Bytes in and out: downloads that continue where they broke, uploads that are checked.
+
+Nothing is held in memory but the piece under way, and there is no limit on the total time: only a transfer without
+any progress for ``stall_timeout`` seconds has failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Union
+from urllib.parse import quote
+
+from .. import _aio as net
+from .._errors import DSecError, DSecTimeoutError, InvalidArgumentError, UnavailableError
+from .._http1 import Head
+from .._models import FileInfo, bad_response, parse_time
+from .._retry import Backoff
+from .api import Api
+from .http import BodyFactory, Response
+
+FILE_BLOCK = 1 << 20
+
+Content = Union[bytes, bytearray, memoryview, str, Path, AsyncIterable[bytes]]
+"""What can be written: bytes, text (as UTF-8), a local file, or pieces as they are made."""
+
+
+class Download:
+    """A body that is read piece by piece and taken up again at its position when a connection breaks.
+
+    Args:
+        api: where from.
+        target: path and query for an offset.
+        position: offset of the first byte.
+        limit: number of bytes wanted, or None for all.
+        same: called with the head of each further answer; raises if it is no longer the same content.
+        patient: silence is no failure: the content is still being made.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        target: Callable[[int], str],
+        position: int = 0,
+        limit: int | None = None,
+        same: Callable[[Head], None] | None = None,
+        *,
+        patient: bool = False,
+    ) -> None:
+        self._api = api
+        self._target = target
+        self._limit = limit
+        self._same = same
+        self._patient = patient
+        self._backoff = Backoff(api.config.retry_seconds, None, net.monotonic)
+        self._response: Response | None = None
+        self._done = limit == 0
+        self.position = position
+
+    async def open(self) -> Head:
+        """Ask for the content and return the head of the answer."""
+        while True:
+            try:
+                self._response = await self._api.bytes_request("GET", self._target(self.position))
+            except DSecError as e:
+                pause = self._backoff.delay(e)
+            else:
+                if self._response.head.until_close:
+                    self.close()
+                    raise bad_response("content without a length, whose end cannot be told from a cut")
+                return self._response.head
+            await net.sleep(pause)
+
+    async def read(self) -> bytes:
+        """Return the next piece, ``b""`` at the end."""
+        while not self._done:
+            if self._response is None:
+                head = await self.open()
+                if self._same is not None:
+                    self._same(head)
+            assert self._response is not None
+            try:
+                piece = await self._response.read()
+            except DSecError as e:
+                self._response = None
+                if self._patient and isinstance(e, DSecTimeoutError):
+                    continue
+                pause = self._backoff.delay(e)
+            else:
+                return self._take(piece)
+            await net.sleep(pause)
+        return b""
+
+    def _take(self, piece: bytes) -> bytes:
+        self._backoff.progress()
+        if self._limit is not None:
+            piece = piece[: self._limit]
+            self._limit -= len(piece)
+        self.position += len(piece)
+        if not piece or self._limit == 0:
+            self._done = True
+            self.close()
+        return piece
+
+    def close(self) -> None:
+        """Give up what was not read."""
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+
+class FileReader:
+    """A file in a sandbox, open for reading: an async context manager and an async iterator of pieces.
+
+    Attributes:
+        info: size, mode, owner and time of last change, as they were when it was opened.
+    """
+
+    def __init__(self, download: Download, info: FileInfo) -> None:
+        self._download = download
+        self._pending = b""
+        self.info = info
+
+    async def read(self, size: int = -1) -> bytes:
+        """Return ``size`` bytes, fewer only at the end; all that is left if ``size`` is negative."""
+        parts = [self._pending]
+        have = len(self._pending)
+        while size < 0 or have < size:
+            piece = await self._download.read()
+            if not piece:
+                break
+            parts.append(piece)
+            have += len(piece)
+        data = b"".join(parts)
+        if size < 0:
+            size = len(data)
+        self._pending = data[size:]
+        return data[:size]
+
+    def close(self) -> None:
+        """Give up what was not read."""
+        self._download.close()
+
+    def __aiter__(self) -> FileReader:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece, self._pending = self._pending, b""
+        piece = piece or await self._download.read()
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    async def __aenter__(self) -> FileReader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+def quoted(path: str | bytes | os.PathLike[str]) -> str:
+    """Return a path of a sandbox for a query. Names that are not UTF-8 may be given as bytes."""
+    raw = os.fspath(path)
+    if isinstance(raw, str):
+        try:
+            raw = raw.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(f"the path {path!r} is not valid Unicode", reason="invalid_path") from None
+    if not raw or b"\0" in raw:
+        raise InvalidArgumentError(f"the path {path!r} is empty or holds a NUL", reason="invalid_path")
+    return quote(raw, safe="/")
+
+
+async def open_file(api: Api, target: str, offset: int, length: int | None) -> FileReader:
+    """Open a file for reading. ``target`` is its route with path and user."""
+    first: list[FileInfo] = []
+
+    def at(position: int) -> str:
+        query = f"{target}&offset={position}" if position else target
+        return query if length is None else f"{query}&length={length - (position - offset)}"
+
+    def same(head: Head) -> None:
+        now = _file_info(head, download.position)
+        before = first[0]
+        if (now.size, now.mtime) != (before.size, before.mtime) and length is None:
+            raise UnavailableError(
+                "the file was changed while it was being read and the connection broke; read it again",
+                reason="file_changed",
+            )
+
+    download = Download(api, at, offset, length, same)
+    head = await download.open()
+    first.append(_file_info(head, offset))
+    return FileReader(download, first[0])
+
+
+def _file_info(head: Head, offset: int) -> FileInfo:
+    headers = head.headers
+    try:
+        mode, uid, gid = headers.get("dsec-mode"), headers.get("dsec-uid"), headers.get("dsec-gid")
+        total = headers.get("content-range", "").rpartition("/")[2]
+        size = int(total) if total.isdigit() else (head.length or 0) + offset
+        return FileInfo(
+            size=size,
+            mode=int(mode, 8) if mode else None,
+            mtime=_file_time(headers.get("dsec-mtime", "")),
+            uid=int(uid) if uid else None,
+            gid=int(gid) if gid else None,
+        )
+    except ValueError:
+        raise bad_response("a header of a file is not a number") from None
+
+
+def _file_time(value: str) -> datetime | None:
+    """Read a time: RFC 3339, seconds since 1970, or HTTP's form."""
+    if not value:
+        return None
+    if value[0].isdigit() and "T" in value:
+        return parse_time(value)
+    try:
+        return datetime.fromtimestamp(float(value), timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        pass
+    try:
+        return parsedate_to_datetime(value)
+    except (ValueError, TypeError):
+        raise bad_response("a time of a file") from None
+
+
+async def upload(api: Api, target: str, content: Content, *, repeatable: bool) -> None:
+    """PUT content to a byte route.
+
+    What is at hand whole (bytes, text, a local file) is sent with its length, and again if the connection breaks
+    and ``repeatable``; pieces from an iterator are sent once.
+    """
+    headers: dict[str, str] = {}
+    if isinstance(content, str):
+        content = _utf8(content)
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        content = memoryview(content).cast("B")
+        headers["Dsec-Sha256"] = hashlib.sha256(content).hexdigest()
+    backoff = Backoff(api.config.retry_seconds if repeatable else 0.0, None, net.monotonic)
+    while True:
+        body, length = _body_of(content)
+        once = length is None
+        try:
+            response = await api.bytes_request("PUT", target, headers=headers, body=body, length=length, wait=30.0, once=once)
+            await response.read_all(FILE_BLOCK)
+        except DSecError as e:
+            if once:
+                raise
+            pause = backoff.delay(e)
+        else:
+            return
+        await net.sleep(pause)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError("the text holds a lone surrogate; give bytes", reason="invalid_text") from None
+
+
+def _body_of(content: memoryview | Path | AsyncIterable[bytes]) -> tuple[BodyFactory, int | None]:
+    if isinstance(content, memoryview):
+        whole = content
+        return lambda: _once(whole), len(whole)
+    if isinstance(content, Path):
+        path = content
+        return lambda: _blocks(path), path.stat().st_size
+    if not isinstance(content, AsyncIterable):
+        raise InvalidArgumentError(
+            f"cannot write a {type(content).__name__}; give bytes, str, a pathlib.Path or an asynchronous iterator of bytes",
+            reason="invalid_content",
+        )
+    pieces = content
+    return lambda: pieces, None
+
+
+async def _once(data: memoryview) -> AsyncIterator[memoryview]:
+    yield data
+
+
+async def _blocks(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while True:
+            block = await net.read_block(file, FILE_BLOCK)
+            if not block:
+                return
+            yield block

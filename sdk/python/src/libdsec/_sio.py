@@ -1,0 +1,200 @@
+"""The same names as ``_aio`` without ``async``: what the generated synchronous client stands on.
+
+Sockets are non-blocking and waited for by ``poll``, so that one thread can send while it watches for an early answer,
+and so that every wait has a deadline. A connection is used by one thread at a time; ``Slots`` is thread-safe.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import logging
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO, TypeVar
+
+from ._config import Endpoint
+
+log = logging.getLogger("libdsec")
+
+T = TypeVar("T")
+
+IS_ASYNC = False
+
+monotonic = time.monotonic
+sleep = time.sleep
+
+# What ends an operation from outside: its clean-up is done, then it is raised again.
+INTERRUPTS: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
+
+READ_BUFFER = 256 << 10
+
+
+def scope() -> object:
+    """Return what connections belong to: those of the process before a fork are of no use here."""
+    return os.getpid()
+
+
+class Stream:
+    """One connection. Made by ``connect``; used by one thread at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    @property
+    def readable(self) -> bool:
+        """Whether bytes or the end have come: on an idle connection, that it is of no more use."""
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            return True
+        try:
+            return _wait_for(self._sock, read=True, write=False, timeout=0)
+        except (OSError, ValueError):
+            return True
+
+    def read(self, deadline: float) -> bytes:
+        """Return bytes as soon as there are some, ``b""`` at the end."""
+        if not (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()):
+            self._wait(deadline, write=False)
+        while True:
+            try:
+                return self._sock.recv(READ_BUFFER)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                self._wait(deadline, write=False)
+            except ssl.SSLWantWriteError:
+                self._wait(deadline, read=False)
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b""
+
+    def write(self, data: bytes | memoryview, deadline: float) -> None:
+        """Send bytes. Returns early when the peer has something to say, which may be a refusal of the rest."""
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._sock.send(view) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                self._wait(deadline)
+                if self.readable and not _wait_for(self._sock, read=False, write=True, timeout=0):
+                    return
+            except ssl.SSLWantReadError:
+                self._wait(deadline, write=False)
+
+    def close(self) -> None:
+        """Close at once, whatever is under way."""
+        self._sock.close()
+
+    def _wait(self, deadline: float, *, read: bool = True, write: bool = True) -> None:
+        try:
+            ready = _wait_for(self._sock, read=read, write=write, timeout=max(0.0, deadline - monotonic()))
+        except ValueError:  # closed under our feet
+            raise ConnectionResetError("the connection was closed") from None
+        if not ready:
+            raise TimeoutError("no progress within the time allowed")
+
+
+def _wait_for(sock: socket.socket, *, read: bool, write: bool, timeout: float) -> bool:
+    if not hasattr(select, "poll"):  # not a Unix
+        r, w, _ = select.select([sock] if read else [], [sock] if write else [], [], timeout)
+        return bool(r or w)
+    poll = select.poll()
+    poll.register(sock, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
+    return bool(poll.poll(timeout * 1000))
+
+
+def connect(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> Stream:
+    """Open a connection; ``context`` is given for TLS."""
+    if endpoint.unix_path is not None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    else:
+        sock = socket.create_connection((endpoint.host, endpoint.port), timeout)
+    try:
+        sock.settimeout(timeout)
+        if endpoint.unix_path is not None:
+            sock.connect(endpoint.unix_path)
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            sock = context.wrap_socket(sock, server_hostname=endpoint.host)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return Stream(sock)
+
+
+class Slots:
+    """A bound on what is in use at once, for all threads. First come, first served."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._lock = threading.Lock()
+        self._waiters: collections.deque[threading.Event] = collections.deque()
+
+    def acquire(self, deadline: float) -> None:
+        """Wait for a slot; TimeoutError at the deadline."""
+        with self._lock:
+            if self._free > 0 and not self._waiters:
+                self._free -= 1
+                return
+            waiter = threading.Event()
+            self._waiters.append(waiter)
+        given = False
+        try:
+            given = waiter.wait(max(0.0, deadline - monotonic()))
+        finally:
+            if not given:
+                self._give_up(waiter)
+        if not given:
+            raise TimeoutError("no connection became free within the time allowed")
+
+    def _give_up(self, waiter: threading.Event) -> None:
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                return
+        self.release()  # it was given a slot at the last moment
+
+    def release(self) -> None:
+        """Give a slot back."""
+        with self._lock:
+            if self._waiters:
+                self._waiters.popleft().set()
+            else:
+                self._free += 1
+
+
+def shielded(job: Callable[[], None], limit: float) -> None:
+    """Do clean-up. Errors are logged. A second Ctrl-C ends it; ``limit`` is kept by the requests' own deadlines."""
+    try:
+        job()
+    except Exception as e:
+        log.warning("clean-up failed: %r", e)
+
+
+def as_completed(jobs: Sequence[Callable[[], T]], limit: int) -> Iterator[T]:
+    """Run jobs in threads, at most ``limit`` at once, and yield results as they come.
+
+    After a job's exception, or when the iterator is closed, no further job begins; those that run end on their own.
+    """
+    if not jobs:
+        return
+    pool = concurrent.futures.ThreadPoolExecutor(min(limit, len(jobs)), thread_name_prefix="libdsec")
+    try:
+        for future in concurrent.futures.as_completed([pool.submit(job) for job in jobs]):
+            yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def read_block(file: BinaryIO, size: int) -> bytes:
+    """Read from a local file."""
+    return file.read(size)
+
+
+def write_block(file: BinaryIO, data: bytes) -> None:
+    """Write to a local file."""
+    file.write(data)

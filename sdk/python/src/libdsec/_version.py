@@ -1,0 +1,4 @@
+"""The version, once."""
+
+VERSION = "0.1.0"
+USER_AGENT = f"libdsec/{VERSION}"
