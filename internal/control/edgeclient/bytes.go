@@ -1,0 +1,132 @@
+package edgeclient
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"time"
+
+	"dsec/internal/grant"
+)
+
+const (
+	copyBuffer     = 64 << 10
+	maxIdleConns   = 128
+	idleConnExpiry = 90 * time.Second
+	dialTimeout    = 2 * time.Second
+	maxHeaderBytes = 64 << 10
+)
+
+// passed are the request headers that concern the edge. All others stay here, first of all Authorization: the API key never
+// leaves the control plane.
+var passed = []string{"Range", "If-Range", "Content-Type", "Dsec-Sha256", "Te", "Trailer"}
+
+var errDown = errors.New("the edge was found to be down")
+
+type byteProxy struct {
+	transport *http.Transport
+	proxy     httputil.ReverseProxy
+
+	mu   sync.Mutex
+	down context.Context // ends when the edge goes down
+	end  context.CancelCauseFunc
+}
+
+type byteCall struct {
+	signed  string
+	onError func(http.ResponseWriter, *http.Request, error)
+}
+
+type byteCallKey struct{}
+
+func newByteProxy(dial func(context.Context) (net.Conn, error)) *byteProxy {
+	p := &byteProxy{transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+			defer cancel()
+			return dial(ctx)
+		},
+		DisableCompression:     true, // bytes pass as they are
+		MaxIdleConns:           maxIdleConns,
+		MaxIdleConnsPerHost:    maxIdleConns,
+		IdleConnTimeout:        idleConnExpiry,
+		MaxResponseHeaderBytes: maxHeaderBytes,
+		ReadBufferSize:         copyBuffer,
+		WriteBufferSize:        copyBuffer,
+	}}
+	p.down, p.end = context.WithCancelCause(context.Background())
+	p.proxy = httputil.ReverseProxy{
+		Rewrite:       rewrite,
+		Transport:     p.transport,
+		FlushInterval: -1, // followers see output as it is written
+		BufferPool:    &buffers{},
+		ErrorLog:      log.New(io.Discard, "", 0), // a client that goes away is no news
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			r.Context().Value(byteCallKey{}).(byteCall).onError(w, r, err)
+		},
+	}
+	return p
+}
+
+func rewrite(r *httputil.ProxyRequest) {
+	in := r.In.URL
+	r.Out.URL = &url.URL{Scheme: "http", Host: "edge", Path: in.Path, RawPath: in.RawPath, RawQuery: in.RawQuery}
+	r.Out.Host = ""
+	h := make(http.Header, len(passed)+1)
+	for _, name := range passed {
+		if v := r.In.Header[name]; len(v) > 0 {
+			h[name] = v
+		}
+	}
+	h.Set(grant.Header, r.In.Context().Value(byteCallKey{}).(byteCall).signed)
+	r.Out.Header = h
+}
+
+func (p *byteProxy) serve(w http.ResponseWriter, r *http.Request, c byteCall) {
+	p.mu.Lock()
+	down := p.down
+	p.mu.Unlock()
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(down, func() { cancel(errDown) })()
+	// The proxy's error handler gets the outgoing request, whose context also ends with the edge; the caller's own is r's.
+	onError := c.onError
+	c.onError = func(w http.ResponseWriter, _ *http.Request, err error) { onError(w, r, err) }
+	p.proxy.ServeHTTP(w, r.WithContext(context.WithValue(ctx, byteCallKey{}, c)))
+}
+
+func (p *byteProxy) setDown(down bool) {
+	if !down {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.end(errDown)
+	p.down, p.end = context.WithCancelCause(context.Background())
+	p.transport.CloseIdleConnections()
+}
+
+func (p *byteProxy) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.end(errDown)
+	p.transport.CloseIdleConnections()
+}
+
+// buffers is a pool of copy buffers.
+type buffers struct{ pool sync.Pool }
+
+func (b *buffers) Get() []byte {
+	if v, ok := b.pool.Get().(*[]byte); ok {
+		return *v
+	}
+	return make([]byte, copyBuffer)
+}
+
+func (b *buffers) Put(v []byte) { b.pool.Put(&v) }
