@@ -1,0 +1,400 @@
+//go:build rootful
+
+package upper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"dsec/internal/linux"
+	"dsec/internal/linux/mountinfo"
+	"dsec/sandbox"
+)
+
+const (
+	edge = sandbox.EdgeCode("upttt")
+	mib  = 1 << 20
+	size = 1 << 30
+)
+
+// churnEnv makes the test binary a process that opens the pool in that directory, and makes and removes until it is killed.
+const churnEnv = "DSEC_TEST_UPPER_CHURN"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(churnEnv); dir != "" {
+		churn(dir)
+	}
+	os.Exit(m.Run())
+}
+
+func churn(dir string) {
+	p, err := Open(context.Background(), Options{DataDir: dir, Bytes: size})
+	for err == nil {
+		id := sandbox.NewID(edge)
+		if _, err = p.Create(context.Background(), id, mib); err == nil && rand.IntN(4) > 0 {
+			err = p.Remove(context.Background(), id)
+		}
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// open opens a pool; at the end of the test it is closed and nothing may be left.
+func open(t testing.TB, dir string) *Pool {
+	t.Helper()
+	p, err := Open(t.Context(), Options{DataDir: dir, Bytes: size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func closePool(t testing.TB, p *Pool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := p.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	mounts, err := mountinfo.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, ok := mountinfo.At(mounts, p.dir); ok {
+		t.Errorf("left mounted: %+v", m)
+	}
+	if done, err := p.detached(); err != nil || !done {
+		t.Errorf("the loop device is left, %v", err)
+	}
+	if left, err := os.ReadDir(filepath.Dir(p.dir)); err != nil || len(left) > 0 {
+		t.Errorf("left in the data directory: %v, %v", left, err)
+	}
+}
+
+func create(t testing.TB, p *Pool, bytes int64) (sandbox.ID, string) {
+	t.Helper()
+	id := sandbox.NewID(edge)
+	u, err := p.Create(t.Context(), id, bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id, u.Dir
+}
+
+// fill writes random bytes, which no file system makes smaller, until the kernel refuses. It returns how many fitted.
+func fill(t testing.TB, path string) (written int64, refused error) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	block := make([]byte, 4096)
+	for i := range block {
+		block[i] = byte(rand.Uint32())
+	}
+	for {
+		n, err := f.Write(block)
+		written += int64(n)
+		if err != nil {
+			return written, err
+		}
+	}
+}
+
+func TestQuotaIsHardForData(t *testing.T) {
+	p := open(t, t.TempDir())
+	defer closePool(t, p)
+	const limit = 16 * mib
+	id, dir := create(t, p, limit)
+	written, refused := fill(t, filepath.Join(dir, "u", "big"))
+	if !errors.Is(refused, syscall.EDQUOT) {
+		t.Errorf("refused with %v, want EDQUOT", refused)
+	}
+	if written > limit || written < limit-256<<10 {
+		t.Errorf("%d bytes fitted into a quota of %d", written, limit)
+	}
+	if err := linux.BtrfsSync(p.root); err != nil {
+		t.Fatal(err)
+	}
+	used, got, err := p.Usage(id)
+	if err != nil || got != limit || used > limit || used < written {
+		t.Errorf("usage %d of %d, %v; %d were written", used, got, err, written)
+	}
+	_, other := create(t, p, limit)
+	if err := os.WriteFile(filepath.Join(other, "u", "x"), make([]byte, mib), 0o600); err != nil {
+		t.Errorf("another sandbox cannot write: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "u", "big")); err != nil {
+		t.Errorf("nothing can be deleted from a full directory: %v", err)
+	}
+}
+
+func TestQuotaIsHardForSmallFilesAndForMetadata(t *testing.T) {
+	p := open(t, t.TempDir())
+	defer closePool(t, p)
+	const limit = 8 * mib
+	for name, content := range map[string]int{"empty files": 0, "inline files": 1000, "files of a block": 4096} {
+		t.Run(name, func(t *testing.T) {
+			id, dir := create(t, p, limit)
+			var refused error
+			n := 0
+			for ; n < 500_000 && refused == nil; n++ {
+				refused = os.WriteFile(filepath.Join(dir, "u", fmt.Sprintf("file-%07d", n)), make([]byte, content), 0o600)
+			}
+			if !errors.Is(refused, syscall.EDQUOT) {
+				t.Fatalf("%d files of %d bytes, then %v", n, content, refused)
+			}
+			if err := linux.BtrfsSync(p.root); err != nil {
+				t.Fatal(err)
+			}
+			used, _, err := p.Usage(id)
+			if err != nil || used > limit {
+				t.Errorf("usage %d, %v; the limit is %d", used, err, limit)
+			}
+			t.Logf("%d files of %d bytes in %d bytes, usage %d", n, content, limit, used)
+		})
+	}
+}
+
+// numQgroups counts the quota groups after the kernel has had time to free what was removed.
+func numQgroups(t testing.TB, p *Pool) int {
+	t.Helper()
+	groups, err := filepath.Glob(filepath.Join(p.qgroups, "0_*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(groups)
+}
+
+func TestRemoveFreesSpaceAndQuotaGroups(t *testing.T) {
+	p := open(t, t.TempDir())
+	defer closePool(t, p)
+	groups := numQgroups(t, p)
+	free, _ := p.Free()
+	var ids []sandbox.ID
+	for range 20 {
+		id, dir := create(t, p, 64*mib)
+		if err := os.WriteFile(filepath.Join(dir, "u", "x"), make([]byte, 4*mib), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	if err := linux.BtrfsSync(p.root); err != nil {
+		t.Fatal(err)
+	}
+	full := diskUse(t, p.file)
+	for _, id := range ids {
+		for range 2 {
+			if err := p.Remove(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := os.Stat(p.path(id)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there: %v", id, err)
+		}
+	}
+	waitFor(t, func() bool {
+		if err := linux.BtrfsSync(p.root); err != nil {
+			t.Fatal(err)
+		}
+		p.reapQgroups()
+		now, _ := p.Free()
+		return numQgroups(t, p) == groups && now > free-8*mib
+	})
+	if _, _, err := p.Usage(ids[0]); sandbox.ClassOf(err) != sandbox.NotFound {
+		t.Errorf("usage of a removed directory: %v", err)
+	}
+	waitFor(t, func() bool { return diskUse(t, p.file) < full-60*mib })
+}
+
+func diskUse(t testing.TB, path string) int64 {
+	t.Helper()
+	st, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Sys().(*syscall.Stat_t).Blocks * 512
+}
+
+func TestDirectoriesAreAsPromised(t *testing.T) {
+	p := open(t, t.TempDir())
+	defer closePool(t, p)
+	id := sandbox.NewID(edge)
+	u, err := p.Create(t.Context(), id, 4*mib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u.Kind != Kind || u.Bytes != 4*mib || u.Dir != p.path(id) {
+		t.Errorf("upper %+v", u)
+	}
+	for _, name := range []string{"u", "w", "etc"} {
+		st, err := os.Stat(filepath.Join(u.Dir, name))
+		if err != nil || st.Mode() != fs.ModeDir|0o755 {
+			t.Errorf("%s: %v, %v", name, st, err)
+		}
+	}
+	if st, err := os.Stat(p.dir); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("others can enter the pool: %v, %v", st, err)
+	}
+	if err := os.WriteFile(filepath.Join(u.Dir, "u", "old"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if u, err = p.Create(t.Context(), id, 4*mib); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(u.Dir, "u", "old")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a second Create kept what was in the first: %v", err)
+	}
+	for _, bad := range []sandbox.ID{"", "../x", "sabc"} {
+		if _, err := p.Create(t.Context(), bad, 4*mib); sandbox.ClassOf(err) != sandbox.InvalidArgument {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	if _, err := p.Create(t.Context(), sandbox.NewID(edge), 0); sandbox.ClassOf(err) != sandbox.InvalidArgument {
+		t.Errorf("no limit: %v", err)
+	}
+}
+
+func TestRestartFindsThePoolAndSweepsTheRest(t *testing.T) {
+	dir := t.TempDir()
+	p := open(t, dir)
+	live, liveDir := create(t, p, 16*mib)
+	dead, _ := create(t, p, 16*mib)
+	if err := os.WriteFile(filepath.Join(liveDir, "u", "x"), []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.root.Close() // all that the end of a process does
+
+	p = open(t, dir)
+	defer closePool(t, p)
+	gone, err := p.Sweep(t.Context(), map[sandbox.ID]bool{live: true})
+	if err != nil || len(gone) != 1 || gone[0] != dead {
+		t.Errorf("Sweep gives %v, %v; want %s", gone, err, dead)
+	}
+	if b, err := os.ReadFile(filepath.Join(liveDir, "u", "x")); string(b) != "kept" {
+		t.Errorf("the live sandbox's file: %q, %v", b, err)
+	}
+	if _, limit, err := p.Usage(live); err != nil || limit != 16*mib {
+		t.Errorf("limit after the restart %d, %v", limit, err)
+	}
+}
+
+func TestWithoutAMountThePoolIsMadeAnew(t *testing.T) {
+	dir := t.TempDir()
+	p := open(t, dir)
+	create(t, p, 16*mib)
+	_ = p.root.Close()
+	if err := syscall.Unmount(p.dir, 0); err != nil { // a reset of the machine, as far as the pool can see
+		t.Fatal(err)
+	}
+	p = open(t, dir)
+	defer closePool(t, p)
+	if ids, err := p.list(); err != nil || len(ids) > 0 {
+		t.Errorf("the new pool has %v, %v", ids, err)
+	}
+}
+
+func TestKilledProcessLeavesAPoolThatOpens(t *testing.T) {
+	dir := t.TempDir()
+	for round := range 6 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), churnEnv+"="+dir)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// The first rounds hit the making of the pool, later ones the churn.
+		time.Sleep(time.Duration(5+round*25+rand.IntN(20)) * time.Millisecond)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		var exit *exec.ExitError
+		if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("the child ended by itself: %v %s", err, stderr.String())
+		}
+	}
+	p := open(t, dir)
+	defer closePool(t, p)
+	if _, err := p.Sweep(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := p.list(); err != nil || len(ids) > 0 {
+		t.Errorf("left after Sweep: %v, %v", ids, err)
+	}
+}
+
+func TestConcurrentSandboxesKeepTheirLimits(t *testing.T) {
+	p := open(t, t.TempDir())
+	defer closePool(t, p)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for range 20 {
+				id := sandbox.NewID(edge)
+				limit := int64(i+1) * 4 * mib
+				if _, err := p.Create(t.Context(), id, limit); err != nil {
+					t.Error(err)
+					return
+				}
+				p.reapQgroups()
+				if _, got, err := p.Usage(id); err != nil || got != limit {
+					t.Errorf("limit %d, %v; want %d", got, err, limit)
+				}
+				if err := p.Remove(t.Context(), id); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestAForeignMountIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	target := filepath.Join(dir, mountPoint)
+	if err := os.Mkdir(target, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", target, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Unmount(target, 0)
+	if _, err := Open(t.Context(), Options{DataDir: dir}); sandbox.ReasonOf(err) != "uppers_taken" {
+		t.Errorf("error %v", err)
+	}
+}
+
+func waitFor(t testing.TB, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not happen within 20 s")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func BenchmarkCreateRemove(b *testing.B) {
+	p := open(b, b.TempDir())
+	defer closePool(b, p)
+	for b.Loop() {
+		id, _ := create(b, p, 16*mib)
+		if err := p.Remove(b.Context(), id); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
