@@ -1,0 +1,74 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"dsec/internal/edge/driver"
+	"dsec/internal/edge/policy"
+	"dsec/internal/linux"
+	"dsec/sandbox"
+)
+
+// probeID borrows a range for a trial; it is no valid id.
+const probeID sandbox.ID = "probe"
+
+// Probe implements driver.Driver. It tries what cannot be asked: a user namespace, and an idmapped overlay that is writable.
+func (d *Driver) Probe(ctx context.Context) (driver.Capabilities, error) {
+	slot, err := d.ranges.acquire(ctx, probeID)
+	if err != nil {
+		return driver.Capabilities{}, unsupported("user namespaces with ids of their own", err)
+	}
+	defer d.ranges.release(slot, probeID)
+	if err := d.tryOverlay(slot); err != nil {
+		return driver.Capabilities{}, unsupported("an overlay of idmapped layers", err)
+	}
+	exit := "not known after a restart of the edge (kernel before 6.15)"
+	if linux.KeepsExitStatus() {
+		exit = "pidfd, also after a restart of the edge (PIDFD_INFO_EXIT)"
+	}
+	return driver.Capabilities{Backend: Name, Features: map[string]string{
+		"launcher":        "stage, PID 1 is a child of the edge (CLONE_PARENT)",
+		"user_namespaces": fmt.Sprintf("%d ranges of %d ids from %d on, made ahead", d.ranges.capacity, idsPerRange, d.ranges.base),
+		"root":            "overlay by fsconfig, idmapped layers and upper, volatile, nodev",
+		"system_calls":    fmt.Sprintf("seccomp, %d instructions, stricter than %s", len(d.host.filter)/sockFilter, policy.ProfileSource),
+		"devices":         "read-only tree, nodev elsewhere, BPF device program",
+		"masks":           fmt.Sprintf("%d paths of /proc", len(d.host.masks)),
+		"exit_status":     exit,
+		"kill":            "cgroup.kill",
+	}}, nil
+}
+
+func unsupported(what string, err error) error {
+	if e := (*sandbox.Error)(nil); errors.As(err, &e) {
+		return err
+	}
+	return sandbox.Errorf(sandbox.Unsupported, "container_backend_unsupported",
+		"this host cannot make %s, so it can run no containers; `dsec doctor` lists what is needed", what).WithCause(err)
+}
+
+// tryOverlay makes a root with an upper on the run directory's tmpfs, and leaves nothing.
+func (d *Driver) tryOverlay(slot int) (err error) {
+	dir, err := os.MkdirTemp(filepath.Dir(d.dirs.users), "probe-")
+	if err != nil {
+		return fmt.Errorf("make scratch directory: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	for _, name := range []string{"u", "w"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			return fmt.Errorf("make scratch directory: %w", err)
+		}
+	}
+	b := &built{files: make([]int, fdTasks)}
+	defer b.close()
+	userNS, err := b.own(linux.OpenRead(d.ranges.path(slot)))
+	if err != nil {
+		return err
+	}
+	var spec driver.Spec
+	spec.Rootfs.Upper.Dir = dir
+	return d.buildRoot(b, spec, slot, userNS)
+}

@@ -1,0 +1,90 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"dsec/internal/linux"
+	"dsec/sandbox"
+)
+
+// startDeadline bounds a start whose context has no deadline.
+const startDeadline = 30 * time.Second
+
+// A takeoff follows stage's reports: the pid of the sandbox's PID 1, then the end of the socket, which says that it has become
+// aether, or a failure.
+type takeoff struct {
+	driver  *Driver
+	id      sandbox.ID
+	rec     *record
+	control *os.File
+	process *linux.Process
+}
+
+func (t *takeoff) follow(ctx context.Context) error {
+	if err := t.control.SetReadDeadline(time.Now().Add(startDeadline)); err != nil {
+		return fmt.Errorf("set deadline: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = t.control.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	for {
+		r, err := readReport(t.control)
+		switch {
+		case errors.Is(err, io.EOF):
+			return ctx.Err()
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return sandbox.Errorf(sandbox.Internal, "start_stuck", "the sandbox did not start within %v; the node's log has the details", startDeadline)
+		case err != nil:
+			return err
+		case r.kind == reportFailure:
+			return r.failure()
+		case r.kind == reportPid && t.process == nil:
+			if err := t.clear(ctx, int(r.value)); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("stage reported %d out of turn", r.kind)
+		}
+	}
+}
+
+// clear records the process and lets it go. It is our child, so its number is its own until we reap it.
+func (t *takeoff) clear(ctx context.Context, pid int) error {
+	process, err := linux.OpenProcess(pid)
+	if err != nil {
+		return err
+	}
+	t.process = process
+	start, err := linux.StartTime(pid)
+	if err != nil {
+		return err
+	}
+	t.rec.Pid, t.rec.Start = pid, start
+	if err := t.driver.records.update(t.id, *t.rec); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if _, err := t.control.Write([]byte{1}); err != nil && !linux.IsBrokenPipe(err) { // then it has failed, and said so
+		return fmt.Errorf("let aether start: %w", err)
+	}
+	return nil
+}
+
+// abort ends the process of a start that failed, and reaps it.
+func (t *takeoff) abort() {
+	if t.process == nil {
+		return
+	}
+	_ = linux.Kill(t.process.Pid)
+	_, _ = linux.Reap(t.process.Pid)
+	t.process.Close()
+}

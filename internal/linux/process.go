@@ -1,0 +1,210 @@
+package linux
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// An Exit says how a process ended. Code is -1 if it was killed, or if the kernel no longer tells.
+type Exit struct {
+	Code   int
+	Signal int
+}
+
+// A Spawn is a program to start with exactly the given descriptors: Files[i] becomes i.
+type Spawn struct {
+	Path   string
+	Args   []string
+	Files  []int
+	Cgroup int // descriptor of a v2 directory to be born in, or -1
+}
+
+// Start starts it with an empty environment, and returns its process id. The caller reaps it.
+func (s Spawn) Start() (int, error) {
+	files := make([]uintptr, len(s.Files))
+	for i, fd := range s.Files {
+		files[i] = uintptr(fd)
+	}
+	attr := &syscall.ProcAttr{Env: []string{}, Files: files, Sys: &syscall.SysProcAttr{}}
+	if s.Cgroup >= 0 {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, s.Cgroup
+	}
+	pid, err := syscall.ForkExec(s.Path, s.Args, attr)
+	if err != nil {
+		return 0, fmt.Errorf("start %s: %w", s.Path, err)
+	}
+	return pid, nil
+}
+
+// Reap waits for a child and forgets it.
+func Reap(pid int) (Exit, error) {
+	var ws unix.WaitStatus
+	if err := retryEINTR(func() error { _, err := unix.Wait4(pid, &ws, 0, nil); return err }); err != nil {
+		return Exit{Code: -1}, fmt.Errorf("wait for process %d: %w", pid, err)
+	}
+	return exitOf(ws), nil
+}
+
+func exitOf(ws unix.WaitStatus) Exit {
+	if ws.Signaled() {
+		return Exit{Code: -1, Signal: int(ws.Signal())}
+	}
+	return Exit{Code: ws.ExitStatus()}
+}
+
+// Kill sends SIGKILL to a child that has not been reaped. One that is gone is no error.
+func Kill(pid int) error {
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill process %d: %w", pid, err)
+	}
+	return nil
+}
+
+// A Process is a stable reference to a process, own child or not: its number cannot come to mean another one. Waiting
+// takes no thread. It holds one descriptor.
+type Process struct {
+	Pid  int
+	file *os.File
+}
+
+// OpenProcess refers to the process with this number. The caller makes sure that it is the one it means, by StartTime read
+// after this, or by being its parent. os.ErrNotExist if there is none.
+func OpenProcess(pid int) (*Process, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return nil, fmt.Errorf("process %d: %w", pid, os.ErrNotExist)
+	case err != nil:
+		return nil, fmt.Errorf("open process %d: %w", pid, err)
+	}
+	return &Process{Pid: pid, file: os.NewFile(uintptr(fd), "pidfd")}, nil
+}
+
+// Close ends all waiting. The process lives on.
+func (p *Process) Close() error { return p.file.Close() }
+
+// Wait blocks until the process has ended. A child is reaped; of another one the status is known only where the kernel keeps
+// it (PIDFD_INFO_EXIT, Linux 6.15), else Code is -1. It fails with os.ErrClosed after Close.
+func (p *Process) Wait() (Exit, error) {
+	raw, err := p.file.SyscallConn()
+	if err != nil {
+		return Exit{Code: -1}, fmt.Errorf("wait for process %d: %w", p.Pid, err)
+	}
+	exit := Exit{Code: -1}
+	var failure error
+	err = raw.Read(func(fd uintptr) bool {
+		var done bool
+		exit, done, failure = tryWait(int(fd))
+		return done || failure != nil
+	})
+	if err = errors.Join(err, failure); err != nil {
+		return Exit{Code: -1}, fmt.Errorf("wait for process %d: %w", p.Pid, err)
+	}
+	return exit, nil
+}
+
+// siginfoChild is struct siginfo as waitid fills it.
+type siginfoChild struct {
+	signo, errno, code int32
+	_                  int32
+	pid                int32
+	uid                uint32
+	status             int32
+	_                  [100]byte
+}
+
+func tryWait(fd int) (Exit, bool, error) {
+	var info siginfoChild
+	err := retryEINTR(func() error {
+		return unix.Waitid(unix.P_PIDFD, fd, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
+	})
+	switch {
+	case errors.Is(err, unix.ECHILD):
+		return tryWaitStranger(fd)
+	case errors.Is(err, unix.EAGAIN): // PIDFD_NONBLOCK, still running
+		return Exit{}, false, nil
+	case err != nil:
+		return Exit{}, false, err
+	case info.pid == 0: // still running
+		return Exit{}, false, nil
+	}
+	const exited = 1 // CLD_EXITED
+	if info.code == exited {
+		return Exit{Code: int(info.status)}, true, nil
+	}
+	return Exit{Code: -1, Signal: int(info.status)}, true, nil
+}
+
+// tryWaitStranger asks about a process that is not our child: its parent reaps it, soon after the end; until then its status
+// is not to be had.
+func tryWaitStranger(fd int) (Exit, bool, error) {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	if err != nil && !errors.Is(err, unix.EINTR) {
+		return Exit{}, false, err
+	}
+	if n == 0 {
+		return Exit{}, false, nil
+	}
+	const tries, pause = 20, 5 * time.Millisecond
+	for range tries {
+		info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+		err := unix.IoctlPidfdInfo(fd, &info)
+		switch {
+		case err == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0:
+			return exitOf(unix.WaitStatus(info.Exit_code)), true, nil
+		case err != nil && !errors.Is(err, unix.ESRCH):
+			return Exit{Code: -1}, true, nil // a kernel that does not keep it
+		}
+		time.Sleep(pause)
+	}
+	return Exit{Code: -1}, true, nil
+}
+
+// StartTime is when a process started, in clock ticks since boot: together with its number it names one process for ever.
+// os.ErrNotExist if there is none.
+func StartTime(pid int) (uint64, error) {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if errors.Is(err, unix.ESRCH) {
+		err = os.ErrNotExist
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read start time of process %d: %w", pid, err)
+	}
+	return parseStartTime(data)
+}
+
+// parseStartTime takes field 22 of /proc/<pid>/stat. The second field is the program's name, which may hold anything.
+func parseStartTime(stat []byte) (uint64, error) {
+	const field = 22 - 3 // after "pid (name) "
+	end := bytes.LastIndexByte(stat, ')')
+	if end < 0 {
+		return 0, errors.New("process stat without a name")
+	}
+	fields := bytes.Fields(stat[end+1:])
+	if len(fields) <= field {
+		return 0, errors.New("process stat is too short")
+	}
+	t, err := strconv.ParseUint(string(fields[field]), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("process start time: %w", err)
+	}
+	return t, nil
+}
+
+// HardNofile is the most descriptors that this process may allow another one.
+func HardNofile() (uint64, error) {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return 0, fmt.Errorf("read limit of open files: %w", err)
+	}
+	return r.Max, nil
+}
