@@ -7,6 +7,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"unicode/utf8"
 
 	"dsec/sandbox"
 )
@@ -26,6 +27,9 @@ var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
 // ValidDigest reports whether s has the form of a digest, and so may become a part of a path.
 func ValidDigest(s string) bool { return digestForm.MatchString(s) }
+
+// ValidKind reports whether s is a kind of environment.
+func ValidKind(s string) bool { return s == KindBase || s == KindWorkspace || s == KindToolkit }
 
 // Encode is the manifest's canonical form: equal manifests have equal bytes.
 func (m Manifest) Encode() ([]byte, error) {
@@ -88,7 +92,7 @@ func (m Manifest) Validate() error {
 	switch {
 	case m.Version != ManifestVersion:
 		return bad("manifest of version %d", m.Version)
-	case m.Kind != KindBase && m.Kind != KindWorkspace && m.Kind != KindToolkit:
+	case !ValidKind(m.Kind):
 		return bad("%.64q is no kind of environment: base, workspace or toolkit", m.Kind)
 	case len(m.Layers) == 0 || len(m.Layers) > MaxLayers:
 		return bad("%d layers; there must be between 1 and %d", len(m.Layers), MaxLayers)
@@ -96,6 +100,11 @@ func (m Manifest) Validate() error {
 		return bad("negative counts")
 	case len(m.Dropped) > MaxDropped:
 		return bad("%d dropped entries; at most %d", len(m.Dropped), MaxDropped)
+	}
+	for _, d := range m.Dropped {
+		if !utf8.ValidString(d) {
+			return bad("a dropped entry is not valid UTF-8")
+		}
 	}
 	for _, l := range m.Layers {
 		if len(l.Data) > MaxBlobs {
@@ -115,8 +124,13 @@ func (c Config) Validate() error {
 	if err := (sandbox.Command{Argv: []string{"true"}, Cwd: c.Workdir, User: c.User, Env: c.Env}).Validate(); err != nil {
 		return err
 	}
-	if !strings.HasPrefix(c.Workdir, "/") && c.Workdir != "" {
-		return sandbox.Errorf(sandbox.InvalidArgument, "invalid_manifest", "working directory %.64q is not absolute", c.Workdir)
+	for k, v := range c.Env {
+		if !utf8.ValidString(v) {
+			return sandbox.Errorf(sandbox.InvalidArgument, "invalid_env", "environment variable %s is not valid UTF-8", k)
+		}
+	}
+	if !utf8.ValidString(c.Workdir) {
+		return sandbox.Errorf(sandbox.InvalidArgument, "invalid_manifest", "the working directory is not valid UTF-8")
 	}
 	return nil
 }
