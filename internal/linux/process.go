@@ -7,7 +7,6 @@ import (
 	"os"
 	"strconv"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -91,8 +90,8 @@ func OpenProcess(pid int) (*Process, error) {
 // Close ends all waiting. The process lives on.
 func (p *Process) Close() error { return p.file.Close() }
 
-// Wait blocks until the process has ended. A child is reaped; of another one the status is known only where the kernel keeps
-// it (PIDFD_INFO_EXIT, Linux 6.15), else Code is -1. It fails with os.ErrClosed after Close.
+// Wait blocks until the process has ended. A child is reaped; the status of another one that its parent has reaped in the
+// meantime is known only where the kernel keeps it (PIDFD_INFO_EXIT, Linux 6.15), else Code is -1. It fails with os.ErrClosed after Close.
 func (p *Process) Wait() (Exit, error) {
 	raw, err := p.file.SyscallConn()
 	if err != nil {
@@ -102,7 +101,7 @@ func (p *Process) Wait() (Exit, error) {
 	var failure error
 	err = raw.Read(func(fd uintptr) bool {
 		var done bool
-		exit, done, failure = tryWait(int(fd))
+		exit, done, failure = tryWait(int(fd), p.Pid)
 		return done || failure != nil
 	})
 	if err = errors.Join(err, failure); err != nil {
@@ -121,14 +120,14 @@ type siginfoChild struct {
 	_                  [100]byte
 }
 
-func tryWait(fd int) (Exit, bool, error) {
+func tryWait(fd, pid int) (Exit, bool, error) {
 	var info siginfoChild
 	err := retryEINTR(func() error {
 		return unix.Waitid(unix.P_PIDFD, fd, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
 	})
 	switch {
 	case errors.Is(err, unix.ECHILD):
-		return tryWaitStranger(fd)
+		return tryWaitStranger(fd, pid)
 	case errors.Is(err, unix.EAGAIN): // PIDFD_NONBLOCK, still running
 		return Exit{}, false, nil
 	case err != nil:
@@ -143,30 +142,43 @@ func tryWait(fd int) (Exit, bool, error) {
 	return Exit{Code: -1, Signal: int(info.status)}, true, nil
 }
 
-// tryWaitStranger asks about a process that is not our child: its parent reaps it, soon after the end; until then its status
-// is not to be had.
-func tryWaitStranger(fd int) (Exit, bool, error) {
+// tryWaitStranger asks about a process that is not our child. Until its parent has reaped it, /proc tells; from then on
+// PIDFD_GET_INFO does, where there is one.
+func tryWaitStranger(fd, pid int) (Exit, bool, error) {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
 	if err != nil && !errors.Is(err, unix.EINTR) {
 		return Exit{}, false, err
 	}
-	if n == 0 {
+	if n <= 0 {
 		return Exit{}, false, nil
 	}
-	const tries, pause = 20, 5 * time.Millisecond
-	for range tries {
-		info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
-		err := unix.IoctlPidfdInfo(fd, &info)
-		switch {
-		case err == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0:
-			return exitOf(unix.WaitStatus(info.Exit_code)), true, nil
-		case err != nil && !errors.Is(err, unix.ESRCH):
-			return Exit{Code: -1}, true, nil // a kernel that does not keep it
-		}
-		time.Sleep(pause)
+	if exit, ok := zombieExit(fd, pid); ok {
+		return exit, true, nil
+	}
+	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+	if unix.IoctlPidfdInfo(fd, &info) == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0 {
+		return exitOf(unix.WaitStatus(info.Exit_code)), true, nil
 	}
 	return Exit{Code: -1}, true, nil
+}
+
+// zombieExit reads the status of a process that has ended and not been reaped. The number is its own if the process can
+// still be sent a signal afterwards.
+func zombieExit(fd, pid int) (Exit, bool) {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil || unix.PidfdSendSignal(fd, 0, nil, 0) != nil {
+		return Exit{}, false
+	}
+	fields, err := statFields(data)
+	if err != nil || len(fields) < statExit+1 || string(fields[statState]) != "Z" {
+		return Exit{}, false
+	}
+	status, err := strconv.ParseUint(string(fields[statExit]), 10, 16)
+	if err != nil {
+		return Exit{}, false
+	}
+	return exitOf(unix.WaitStatus(status)), true
 }
 
 // StartTime is when a process started, in clock ticks since boot: together with its number it names one process for ever.
@@ -182,18 +194,31 @@ func StartTime(pid int) (uint64, error) {
 	return parseStartTime(data)
 }
 
-// parseStartTime takes field 22 of /proc/<pid>/stat. The second field is the program's name, which may hold anything.
-func parseStartTime(stat []byte) (uint64, error) {
-	const field = 22 - 3 // after "pid (name) "
+// Fields of /proc/<pid>/stat, counted behind the name.
+const (
+	statState = 3 - 3
+	statStart = 22 - 3
+	statExit  = 52 - 3
+)
+
+// statFields splits what is behind the program's name, which may hold anything.
+func statFields(stat []byte) ([][]byte, error) {
 	end := bytes.LastIndexByte(stat, ')')
 	if end < 0 {
-		return 0, errors.New("process stat without a name")
+		return nil, errors.New("process stat without a name")
 	}
-	fields := bytes.Fields(stat[end+1:])
-	if len(fields) <= field {
+	return bytes.Fields(stat[end+1:]), nil
+}
+
+func parseStartTime(stat []byte) (uint64, error) {
+	fields, err := statFields(stat)
+	if err != nil {
+		return 0, err
+	}
+	if len(fields) <= statStart {
 		return 0, errors.New("process stat is too short")
 	}
-	t, err := strconv.ParseUint(string(fields[field]), 10, 64)
+	t, err := strconv.ParseUint(string(fields[statStart]), 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("process start time: %w", err)
 	}

@@ -78,6 +78,7 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Handle, e
 		}
 		return driver.Handle{}, err
 	}
+	d.at("intended")
 	h, err := d.create(ctx, spec, rec)
 	if err != nil {
 		return driver.Handle{}, errors.Join(err, d.removeTraces(spec.ID, slot))
@@ -155,6 +156,7 @@ func (d *Driver) Start(ctx context.Context, h driver.Handle) (driver.Handle, err
 		d.drop(h.ID, b)
 		return h, err
 	}
+	d.at("started")
 	made.remote.Close()
 	if err := d.watch(h.ID, b, process); err != nil {
 		return h, err

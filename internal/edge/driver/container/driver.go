@@ -38,14 +38,16 @@ type dirs struct {
 
 // A Driver runs sandboxes as containers. It implements driver.Driver.
 type Driver struct {
-	log      *slog.Logger
-	dirs     dirs
-	stage    *stageRunner
-	host     *host
-	ranges   *idRanges
-	sockets  *linux.SocketDir
-	records  records
-	failStep uint32 // tests: the step of stage that fails
+	log     *slog.Logger
+	dirs    dirs
+	stage   *stageRunner
+	host    *host
+	ranges  *idRanges
+	sockets *linux.SocketDir
+	records records
+
+	failStep uint32             // tests: the step of stage that fails
+	reached  func(point string) // tests: called where a kill of this process is interesting
 
 	watchers sync.WaitGroup
 

@@ -20,11 +20,13 @@ import (
 	"dsec/internal/aether/config"
 )
 
-// TestMain makes this program three: the tests, the PID 1 of their sandboxes, and the commands inside.
+// TestMain makes this program four: the tests, the PID 1 of their sandboxes, the commands inside, and an edge that is killed.
 func TestMain(m *testing.M) {
 	switch os.Args[0] {
 	case "aether":
 		guestMain()
+	case "edge":
+		edgeMain()
 	case "command":
 		fmt.Print(runProbe(os.Args[1]))
 		os.Exit(0)

@@ -3,13 +3,16 @@
 package container
 
 import (
+	"errors"
+	"runtime/debug"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 // i386Getpid calls through int 0x80, the way around a filter that looks at x86-64 only.
-func i386Getpid() error {
+// A kernel without 32-bit emulation answers with a fault.
+func i386Getpid() (err error) {
 	code := []byte{
 		0x53,                         // push rbx
 		0xb8, 0x14, 0x00, 0x00, 0x00, // mov eax, 20: getpid of i386
@@ -24,6 +27,12 @@ func i386Getpid() error {
 	copy(page, code)
 	entry := unsafe.Pointer(&page[0])
 	f := *(*func() int32)(unsafe.Pointer(&entry))
+	debug.SetPanicOnFault(true)
+	defer func() {
+		if recover() != nil {
+			err = errors.New("fault")
+		}
+	}()
 	if r := f(); r < 0 {
 		return unix.Errno(-r)
 	}

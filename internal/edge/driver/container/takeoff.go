@@ -62,6 +62,7 @@ func (t *takeoff) clear(ctx context.Context, pid int) error {
 		return err
 	}
 	t.process = process
+	t.driver.at("cloned")
 	start, err := linux.StartTime(pid)
 	if err != nil {
 		return err
@@ -70,6 +71,7 @@ func (t *takeoff) clear(ctx context.Context, pid int) error {
 	if err := t.driver.records.update(t.id, *t.rec); err != nil {
 		return err
 	}
+	t.driver.at("recorded")
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -87,4 +89,11 @@ func (t *takeoff) abort() {
 	_ = linux.Kill(t.process.Pid)
 	_, _ = linux.Reap(t.process.Pid)
 	t.process.Close()
+}
+
+// at tells tests that a point is reached.
+func (d *Driver) at(point string) {
+	if d.reached != nil {
+		d.reached(point)
+	}
 }
