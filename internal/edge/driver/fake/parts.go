@@ -1,0 +1,107 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+
+	"dsec/internal/edge/driver"
+	"dsec/internal/rootfs"
+	"dsec/sandbox"
+)
+
+// part is what the fakes around the driver have in common.
+type part struct {
+	h          *Host
+	name, kind string
+}
+
+func (p part) make(ctx context.Context, call string, id sandbox.ID, v any) error {
+	return p.h.call(ctx, p.name+"."+call, id, func() error { return p.h.put(p.kind, id, v) })
+}
+
+func (p part) drop(ctx context.Context, call string, id sandbox.ID) error {
+	return p.h.call(ctx, p.name+"."+call, id, func() error { return p.h.remove(p.kind, id) })
+}
+
+// Sweep removes what belongs to no id in keep.
+func (p part) Sweep(ctx context.Context, keep map[sandbox.ID]bool) (found []sandbox.ID, err error) {
+	err = p.h.call(ctx, p.name+".Sweep", "", func() error {
+		for _, id := range p.h.list(p.kind) {
+			if keep[id] {
+				continue
+			}
+			found = append(found, id)
+			if err := p.h.remove(p.kind, id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// Close removes everything that the part made.
+func (p part) Close(ctx context.Context) error {
+	_, err := p.Sweep(ctx, nil)
+	return err
+}
+
+// Layers, Uppers, Networks and Cgroups are the parts of this host.
+type (
+	Layers   struct{ part }
+	Uppers   struct{ part }
+	Networks struct{ part }
+	Cgroups  struct{ part }
+)
+
+func (h *Host) Layers() *Layers     { return &Layers{part{h, "layers", "layers"}} }
+func (h *Host) Uppers() *Uppers     { return &Uppers{part{h, "uppers", "upper"}} }
+func (h *Host) Networks() *Networks { return &Networks{part{h, "networks", "network"}} }
+func (h *Host) Cgroups() *Cgroups   { return &Cgroups{part{h, "cgroups", "cgroup"}} }
+
+func (l *Layers) Acquire(ctx context.Context, holder sandbox.ID, sources []rootfs.Source) ([]string, error) {
+	lowers := make([]string, len(sources))
+	for i, s := range sources {
+		lowers[len(sources)-1-i] = "/fake/layers/" + s.Metadata.Digest
+	}
+	return lowers, l.make(ctx, "Acquire", holder, lowers)
+}
+
+func (l *Layers) Release(ctx context.Context, holder sandbox.ID) error {
+	return l.drop(ctx, "Release", holder)
+}
+
+func (u *Uppers) Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs.Upper, error) {
+	up := rootfs.Upper{Dir: "/fake/uppers/" + string(id), Bytes: bytes, Kind: "fake"}
+	return up, u.make(ctx, "Create", id, up)
+}
+
+func (u *Uppers) Remove(ctx context.Context, id sandbox.ID) error { return u.drop(ctx, "Remove", id) }
+
+func (u *Uppers) Free() (free, total int64, err error) {
+	u.h.mu.Lock()
+	defer u.h.mu.Unlock()
+	return u.h.free, u.h.total, nil
+}
+
+func (n *Networks) Acquire(ctx context.Context, id sandbox.ID) (driver.Network, error) {
+	slot := driver.Network{Namespace: "/fake/net/" + string(id), Sysfs: "/fake/sysfs"}
+	return slot, n.make(ctx, "Acquire", id, slot)
+}
+
+func (n *Networks) Release(ctx context.Context, id sandbox.ID) error {
+	return n.drop(ctx, "Release", id)
+}
+
+func (c *Cgroups) Create(ctx context.Context, id sandbox.ID, _ sandbox.Limits) (driver.Cgroups, error) {
+	cg := driver.Cgroups{V2Aether: fmt.Sprintf("/fake/cgroup/%s/aether", id), V2User: fmt.Sprintf("/fake/cgroup/%s/user", id)}
+	return cg, c.make(ctx, "Create", id, cg)
+}
+
+func (c *Cgroups) Remove(ctx context.Context, id sandbox.ID) error { return c.drop(ctx, "Remove", id) }
+
+func (c *Cgroups) OOMKills(cg driver.Cgroups) (int64, error) {
+	c.h.mu.Lock()
+	defer c.h.mu.Unlock()
+	return c.h.oom[cg.V2User], nil
+}
