@@ -20,6 +20,7 @@ import (
 
 	"dsec/internal/edge/driver"
 	"dsec/internal/linux"
+	"dsec/internal/linux/hoststate"
 	"dsec/sandbox"
 )
 
@@ -456,6 +457,32 @@ func TestControllersAreEnabledAroundProcesses(t *testing.T) {
 	}
 	if got := control(t, parent, "cgroup.procs"); got != fmt.Sprint(cmd.Process.Pid) || control(t, parent, subtreeControl) != "" {
 		t.Errorf("not restored: processes %q, controllers %q", got, control(t, parent, subtreeControl))
+	}
+}
+
+func TestCloseLeavesTheHostAsBefore(t *testing.T) {
+	name := uniqueName()
+	before, err := hoststate.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := Open(t.Context(), Options{Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	create(t, tree, limits)
+	for range 2 {
+		if err := tree.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after, err := hoststate.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := func(i hoststate.Item) bool { return i.Kind == hoststate.FD || strings.Contains(i.Name, name) }
+	if diff := hoststate.Diff(before.Only(mine), after.Only(mine)); len(diff) > 0 {
+		t.Error(strings.Join(diff, "\n"))
 	}
 }
 

@@ -202,8 +202,9 @@ func (m *Mounts) hold(holder sandbox.ID, taken []*layer) {
 	}
 }
 
-// Release gives up what the holder holds. Without that it does nothing.
-func (m *Mounts) Release(holder sandbox.ID) {
+// Release gives up what the holder holds. Without that it does nothing. A layer that cannot be unmounted now stays idle and is
+// tried again, so the holder has nothing to do about it: the error is always nil.
+func (m *Mounts) Release(_ context.Context, holder sandbox.ID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, l := range m.held[holder] {
@@ -211,6 +212,7 @@ func (m *Mounts) Release(holder sandbox.ID) {
 	}
 	delete(m.held, holder)
 	m.evictLocked(m.keepIdle)
+	return nil
 }
 
 func (m *Mounts) drop(layers ...*layer) {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"dsec/internal/linux"
+	"dsec/internal/linux/hoststate"
 	"dsec/internal/linux/mountinfo"
 	"dsec/internal/rootfs"
 	"dsec/sandbox"
@@ -42,8 +43,9 @@ func churn(run, images string) {
 	m, err := Open(context.Background(), Options{RunDir: run})
 	for err == nil {
 		holder := sandbox.NewID(edge)
-		_, err = m.Acquire(context.Background(), holder, []rootfs.Source{describe(images)})
-		m.Release(holder)
+		if _, err = m.Acquire(context.Background(), holder, []rootfs.Source{describe(images)}); err == nil {
+			err = m.Release(context.Background(), holder)
+		}
 	}
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
@@ -146,6 +148,13 @@ func acquire(t testing.TB, m *Mounts, holder sandbox.ID, sources ...rootfs.Sourc
 	return lowers
 }
 
+func release(t testing.TB, m *Mounts, holder sandbox.ID) {
+	t.Helper()
+	if err := m.Release(context.Background(), holder); err != nil {
+		t.Error(err)
+	}
+}
+
 func firstLine(t testing.TB, dir string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, "name"))
@@ -170,12 +179,12 @@ func TestLayersAreMountedOnceInOverlaysOrder(t *testing.T) {
 		t.Errorf("the second sandbox got %v, with %d mounts", again, len(mounted(t, m.dir)))
 	}
 	acquire(t, m, one, a) // once more by the same holder
-	m.Release(one)
+	release(t, m, one)
 	if len(mounted(t, m.dir)) != 2 { // a is held by two, b is the one kept
 		t.Errorf("%d mounts after the first release", len(mounted(t, m.dir)))
 	}
-	m.Release(two)
-	m.Release(two)
+	release(t, m, two)
+	release(t, m, two)
 	left := mounted(t, m.dir)
 	if len(left) != 1 || left[0].Point != lowers[1] {
 		t.Errorf("kept %+v, want the layer that was used last", left)
@@ -200,7 +209,7 @@ func TestMountFlags(t *testing.T) {
 	if st, err := os.Stat(filepath.Join(dir, "setuid")); err != nil || st.Mode()&os.ModeSetuid == 0 {
 		t.Errorf("a set-user-id program lost its bit: %v, %v", st, err)
 	}
-	m.Release(holder)
+	release(t, m, holder)
 }
 
 func TestDamagedAndMissingFiles(t *testing.T) {
@@ -301,7 +310,7 @@ func TestFilesOnTmpfsGoThroughLoopDevices(t *testing.T) {
 	if firstLine(t, dir) != "tmpfs" || m.Fallbacks() != 1 {
 		t.Errorf("content %q, %d fallbacks", firstLine(t, dir), m.Fallbacks())
 	}
-	m.Release(holder)
+	release(t, m, holder)
 	closeMounts(t, m)
 	waitFor(t, func() bool {
 		now, err := linux.LoopDevices()
@@ -350,7 +359,7 @@ func TestSweepReleasesHoldersThatAreGone(t *testing.T) {
 	if err != nil || len(gone) != 1 || gone[0] != dead || len(mounted(t, m.dir)) != 1 {
 		t.Errorf("Sweep gives %v, %v", gone, err)
 	}
-	m.Release(live)
+	release(t, m, live)
 	if left := mounted(t, m.dir); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -371,7 +380,7 @@ func TestConcurrentSandboxesMountOnce(t *testing.T) {
 				} else if _, err := os.Stat(filepath.Join(lowers[0], "name")); err != nil {
 					t.Error(err)
 				}
-				m.Release(holder)
+				release(t, m, holder)
 			}
 		})
 	}
@@ -398,7 +407,7 @@ func TestConcurrentEvictionNeverUnmountsWhatIsHeld(t *testing.T) {
 				if _, err := os.Stat(filepath.Join(lowers[0], "name")); err != nil {
 					t.Error(err)
 				}
-				m.Release(holder)
+				release(t, m, holder)
 			}
 		})
 	}
@@ -415,7 +424,7 @@ func TestACancelledCallerHoldsNothing(t *testing.T) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
-	m.Release(holder)
+	release(t, m, holder)
 	closeMounts(t, m)
 	if _, err := m.Acquire(t.Context(), holder, []rootfs.Source{s}); sandbox.ClassOf(err) != sandbox.Unavailable {
 		t.Errorf("Acquire after Close: %v", err)
@@ -478,6 +487,28 @@ func waitFor(t testing.TB, cond func() bool) {
 	}
 }
 
+func TestCloseLeavesTheHostAsBefore(t *testing.T) {
+	dir := privateDir(t)
+	before, err := hoststate.Snapshot(filepath.Dir(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := makeImage(t, t.TempDir(), "x")
+	m := open(t, dir, 4)
+	acquire(t, m, sandbox.NewID(edge), source)
+	closeMounts(t, m)
+	after, err := hoststate.Snapshot(filepath.Dir(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := func(i hoststate.Item) bool {
+		return i.Kind == hoststate.FD || i.Kind == hoststate.Link || strings.Contains(i.Name, filepath.Dir(dir))
+	}
+	if diff := hoststate.Diff(before.Only(mine), after.Only(mine)); len(diff) > 0 {
+		t.Error(strings.Join(diff, "\n"))
+	}
+}
+
 func BenchmarkAcquireMounted(b *testing.B) {
 	m := open(b, privateDir(b), 4)
 	defer closeMounts(b, m)
@@ -486,6 +517,6 @@ func BenchmarkAcquireMounted(b *testing.B) {
 	for b.Loop() {
 		holder := sandbox.NewID(edge)
 		acquire(b, m, holder, s)
-		m.Release(holder)
+		release(b, m, holder)
 	}
 }

@@ -3,22 +3,51 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"dsec/internal/linux"
+	"dsec/internal/linux/hoststate"
 	"dsec/internal/linux/mountinfo"
 	"dsec/sandbox"
 )
 
 const edge = sandbox.EdgeCode("nettt")
+
+// churnEnv makes the test binary a process that opens the slots in that directory, and hands out and takes back until it is
+// killed.
+const churnEnv = "DSEC_TEST_NETWORK_CHURN"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(churnEnv); dir != "" {
+		churn(dir)
+	}
+	os.Exit(m.Run())
+}
+
+func churn(dir string) {
+	s, err := Open(context.Background(), Options{RunDir: dir, Ready: 4})
+	for err == nil {
+		id := sandbox.NewID(edge)
+		if _, err = s.Acquire(context.Background(), id); err == nil && rand.IntN(4) > 0 {
+			err = s.Release(context.Background(), id)
+		}
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
 
 // privateDir is a directory on a private tmpfs, as <run> is.
 func privateDir(t testing.TB) string {
@@ -278,6 +307,45 @@ func TestConcurrentSandboxesNeverShareASlot(t *testing.T) {
 	wg.Wait()
 }
 
+func TestKilledProcessLeavesSlotsThatAreFoundOrRemoved(t *testing.T) {
+	dir := privateDir(t)
+	for round := range 6 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), churnEnv+"="+dir)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(5+round*15+rand.IntN(15)) * time.Millisecond)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		var exit *exec.ExitError
+		if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("the child ended by itself: %v %s", err, stderr.String())
+		}
+	}
+	s := open(t, dir, 2)
+	defer closeSlots(t, s)
+	keep := make(map[sandbox.ID]bool)
+	for id, n := range s.owned {
+		if err := linux.InNetns(s.path(n), func() error { return nil }); err != nil {
+			t.Errorf("the slot of %s cannot be entered: %v", id, err)
+		}
+		if len(keep) == 0 {
+			keep[id] = true
+		}
+	}
+	if _, err := s.Sweep(t.Context(), keep); err != nil {
+		t.Fatal(err)
+	}
+	owners, err := os.ReadDir(filepath.Join(s.dir, "owners"))
+	if err != nil || len(owners) != len(keep) {
+		t.Errorf("owners %v, %v; want %v", owners, err, keep)
+	}
+}
+
 func TestBadIDsAndClosedSlotsAreRefused(t *testing.T) {
 	s := open(t, privateDir(t), 0)
 	if _, err := s.Acquire(t.Context(), "../../etc"); sandbox.ClassOf(err) != sandbox.InvalidArgument {
@@ -338,6 +406,27 @@ func TestHalfMadeSysfsIsMadeAgain(t *testing.T) {
 	defer closeSlots(t, s)
 	if !exists(filepath.Join(s.sysfs, "class/net/lo")) {
 		t.Error("the half-made /sys was kept")
+	}
+}
+
+func TestCloseLeavesTheHostAsBefore(t *testing.T) {
+	dir := privateDir(t)
+	before, err := hoststate.Snapshot(filepath.Dir(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir, 4)
+	acquire(t, s, sandbox.NewID(edge))
+	closeSlots(t, s)
+	after, err := hoststate.Snapshot(filepath.Dir(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := func(i hoststate.Item) bool {
+		return i.Kind == hoststate.FD || i.Kind == hoststate.Link || strings.Contains(i.Name, filepath.Dir(dir))
+	}
+	if diff := hoststate.Diff(before.Only(mine), after.Only(mine)); len(diff) > 0 {
+		t.Error(strings.Join(diff, "\n"))
 	}
 }
 

@@ -238,7 +238,12 @@ func (p *Pool) Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs.U
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), sandbox.StoppingDeadline)
 		defer cancel()
-		return rootfs.Upper{}, fmt.Errorf("make the writable directory: %w", errors.Join(err, p.Remove(undo, id)))
+		err = errors.Join(err, p.Remove(undo, id))
+		if linux.IsQuotaFull(err) {
+			return rootfs.Upper{}, sandbox.Errorf(sandbox.ResourceExhausted, "node_disk_full",
+				"this node has no disk space left for another sandbox; try again when others have ended").WithCause(err)
+		}
+		return rootfs.Upper{}, fmt.Errorf("make the writable directory: %w", err)
 	}
 	return rootfs.Upper{Dir: p.path(id), Bytes: bytes, Kind: Kind}, nil
 }
@@ -330,19 +335,17 @@ func readCount(path string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }
 
-// Free is the bytes that all sandboxes together can still write, and the size of the pool. It is 0 where it cannot be told.
-func (p *Pool) Free() (bytes, total int64) {
-	total, free, err := linux.DiskSpace(p.dir)
+// Free is the bytes that all sandboxes together can still write, and the size of the pool.
+func (p *Pool) Free() (free, total int64, err error) {
+	total, free, err = linux.DiskSpace(p.dir)
 	if err != nil {
-		p.log.Error("cannot measure the pool of uppers", "error", err)
-		return 0, 0
+		return 0, 0, err
 	}
 	_, disk, err := linux.DiskSpace(filepath.Dir(p.file))
 	if err != nil {
-		p.log.Error("cannot measure the disk under the pool of uppers", "error", err)
-		return 0, total
+		return 0, 0, err
 	}
-	return min(free, disk), total
+	return min(free, disk), total, nil
 }
 
 // Sweep removes the directories of every id that is not in keep and returns these ids.

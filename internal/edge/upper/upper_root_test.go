@@ -12,12 +12,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"dsec/internal/linux"
+	"dsec/internal/linux/hoststate"
 	"dsec/internal/linux/mountinfo"
 	"dsec/sandbox"
 )
@@ -182,7 +184,10 @@ func TestRemoveFreesSpaceAndQuotaGroups(t *testing.T) {
 	p := open(t, t.TempDir())
 	defer closePool(t, p)
 	groups := numQgroups(t, p)
-	free, _ := p.Free()
+	free, total, err := p.Free()
+	if err != nil || total != size || free <= 0 || free > total {
+		t.Errorf("free %d of %d, %v", free, total, err)
+	}
 	var ids []sandbox.ID
 	for range 20 {
 		id, dir := create(t, p, 64*mib)
@@ -210,8 +215,8 @@ func TestRemoveFreesSpaceAndQuotaGroups(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.reapQgroups()
-		now, _ := p.Free()
-		return numQgroups(t, p) == groups && now > free-8*mib
+		now, _, err := p.Free()
+		return err == nil && numQgroups(t, p) == groups && now > free-8*mib
 	})
 	if _, _, err := p.Usage(ids[0]); sandbox.ClassOf(err) != sandbox.NotFound {
 		t.Errorf("usage of a removed directory: %v", err)
@@ -374,6 +379,62 @@ func TestAForeignMountIsRefused(t *testing.T) {
 	defer syscall.Unmount(target, 0)
 	if _, err := Open(t.Context(), Options{DataDir: dir}); sandbox.ReasonOf(err) != "uppers_taken" {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestAFullPoolIsATypedErrorAndRecovers(t *testing.T) {
+	p, err := Open(t.Context(), Options{DataDir: t.TempDir(), Bytes: minPool})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closePool(t, p)
+	full, dir := create(t, p, 16<<30)
+	if _, refused := fill(t, filepath.Join(dir, "u", "data")); !errors.Is(refused, syscall.ENOSPC) {
+		t.Errorf("the pool is full, but: %v", refused)
+	}
+	var made []sandbox.ID
+	for i := 0; ; i++ { // directories are metadata, which has some room of its own
+		id := sandbox.NewID(edge)
+		if _, err = p.Create(t.Context(), id, mib); err != nil {
+			break
+		}
+		if made = append(made, id); i == 100_000 {
+			t.Fatal("100,000 directories fit into a full pool")
+		}
+	}
+	if sandbox.ClassOf(err) != sandbox.ResourceExhausted || sandbox.ReasonOf(err) != "node_disk_full" {
+		t.Errorf("error %v", err)
+	}
+	for _, id := range append(made, full) {
+		if err := p.Remove(t.Context(), id); err != nil {
+			t.Fatalf("nothing can be removed from a full pool: %v", err)
+		}
+	}
+	waitFor(t, func() bool {
+		if err := linux.BtrfsSync(p.root); err != nil {
+			t.Fatal(err)
+		}
+		_, err := p.Create(t.Context(), full, mib)
+		return err == nil
+	})
+}
+
+func TestCloseLeavesTheHostAsBefore(t *testing.T) {
+	dir := t.TempDir()
+	before, err := hoststate.Snapshot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := open(t, dir)
+	create(t, p, 16*mib)
+	closePool(t, p)
+	after, err := hoststate.Snapshot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := func(i hoststate.Item) bool { return i.Kind == hoststate.FD || strings.Contains(i.Name, dir) }
+	if diff := hoststate.Diff(before.Only(mine), after.Only(mine)); len(diff) > 0 {
+		t.Error(strings.Join(diff, "\n"))
 	}
 }
 
