@@ -1,0 +1,327 @@
+package edge
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	dsecv1 "dsec/api/dsec/v1"
+	"dsec/internal/grant"
+	"dsec/internal/grpcerr"
+	"dsec/sandbox"
+)
+
+// bodyIdle is how long a peer may neither send nor take a byte before its connection is cut. There is no bound on a whole
+// transfer.
+const bodyIdle = time.Minute
+
+// ByteHandler serves the byte routes of ARCHITECTURE.md. Grants come in the header Dsec-Grant.
+func (e *Edge) ByteHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/sandboxes/{id}/files", e.route(e.getFile))
+	mux.HandleFunc("PUT /v1/sandboxes/{id}/files", e.route(e.putFile))
+	mux.HandleFunc("GET /v1/sandboxes/{id}/commands/{cmd}/{stream}", e.route(e.getOutput))
+	mux.HandleFunc("PUT /v1/sandboxes/{id}/commands/{cmd}/stdin", e.route(e.putStdin))
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		writeError(w, sandbox.Errorf(sandbox.NotFound, "route_not_found", "there is no %s %s", r.Method, clip(r.URL.Path)))
+	})
+	return mux
+}
+
+// errStarted wraps what went wrong after the answer had begun: all that is left is to cut the connection, so that the
+// peer does not take what it has for the whole.
+type errStarted struct{ error }
+
+func (e errStarted) Unwrap() error { return e.error }
+
+// route checks the grant, finds the sandbox, counts the request as activity and writes what goes wrong.
+func (e *Edge) route(f func(http.ResponseWriter, *http.Request, *instance) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		g, err := e.authorize(r.Header.Get(grant.Header), grant.RoleUser)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		in, err := e.index.lookup(sandbox.ID(r.PathValue("id")), g.Project)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		defer e.begin(in)()
+		err = f(w, r, in)
+		var started errStarted
+		switch {
+		case err == nil:
+		case errors.As(err, &started):
+			_ = e.seen(r.Context(), r.Pattern, started.error)
+			panic(http.ErrAbortHandler)
+		default:
+			writeError(w, e.seen(r.Context(), r.Pattern, err))
+		}
+	}
+}
+
+// httpStatus is Connect's mapping of codes.
+var httpStatus = map[sandbox.Class]int{
+	sandbox.Internal: 500, sandbox.InvalidArgument: 400, sandbox.Unauthenticated: 401, sandbox.PermissionDenied: 403, sandbox.NotFound: 404,
+	sandbox.AlreadyExists: 409, sandbox.FailedPrecondition: 400, sandbox.ResourceExhausted: 429, sandbox.DeadlineExceeded: 504,
+	sandbox.Canceled: 499, sandbox.Unavailable: 503, sandbox.Unsupported: 501, sandbox.DataLoss: 500,
+}
+
+// writeError answers with the JSON of a Connect error.
+func writeError(w http.ResponseWriter, err error) {
+	se := sandbox.AsError(err)
+	writeErrorStatus(w, httpStatus[se.Class], se)
+}
+
+func writeErrorStatus(w http.ResponseWriter, status int, se *sandbox.Error) {
+	type detail struct {
+		Type  string          `json:"type"`
+		Debug json.RawMessage `json:"debug"`
+	}
+	body := struct {
+		Code    string   `json:"code"`
+		Message string   `json:"message"`
+		Details []detail `json:"details"`
+	}{Code: se.Class.String(), Message: se.Message}
+	if debug, err := protojson.Marshal(grpcerr.Info(se)); err == nil { // fails only for facts that are not UTF-8
+		body.Details = append(body.Details, detail{Type: string((*dsecv1.ErrorInfo)(nil).ProtoReflect().Descriptor().FullName()), Debug: debug})
+	}
+	writeJSON(w, status, body)
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(http.ErrAbortHandler) // plain structs always encode
+	}
+	for _, h := range []string{"Accept-Ranges", "Content-Length"} {
+		w.Header().Del(h)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(b, '\n')) // a peer that is gone does not read errors either
+}
+
+// queryInt is a non-negative number of the query, or absent.
+func queryInt(r *http.Request, name string, absent int64) (int64, error) {
+	s := r.URL.Query().Get(name)
+	if s == "" {
+		return absent, nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 {
+		return 0, sandbox.Errorf(sandbox.InvalidArgument, "invalid_query", "%s=%q is not a number of bytes", name, clip(s))
+	}
+	return n, nil
+}
+
+func queryBool(r *http.Request, name string) (bool, error) {
+	s := r.URL.Query().Get(name)
+	if s == "" {
+		return false, nil
+	}
+	b, err := strconv.ParseBool(s)
+	if err != nil {
+		return false, sandbox.Errorf(sandbox.InvalidArgument, "invalid_query", "%s=%q is neither 0 nor 1", name, clip(s))
+	}
+	return b, nil
+}
+
+// steady moves the connection's deadlines along with its progress.
+type steady struct {
+	rc *http.ResponseController
+	w  io.Writer
+	r  io.Reader
+}
+
+func (s *steady) Write(p []byte) (int, error) {
+	_ = s.rc.SetWriteDeadline(time.Now().Add(bodyIdle)) // not every ResponseWriter can; then the server's own holds
+	return s.w.Write(p)
+}
+
+func (s *steady) Read(p []byte) (int, error) {
+	_ = s.rc.SetReadDeadline(time.Now().Add(bodyIdle))
+	return s.r.Read(p)
+}
+
+// flushing is steady, and passes each write on at once.
+type flushing struct{ steady }
+
+func (f *flushing) Write(p []byte) (int, error) {
+	n, err := f.steady.Write(p)
+	if err == nil {
+		err = f.rc.Flush()
+	}
+	return n, err
+}
+
+// copyBody copies until src's end. Where it fails the connection is cut.
+func copyBody(dst io.Writer, src io.Reader) error {
+	buf := make([]byte, 64<<10)
+	for {
+		n, rerr := src.Read(buf)
+		if n > 0 {
+			if _, err := dst.Write(buf[:n]); err != nil {
+				return errStarted{err}
+			}
+		}
+		switch {
+		case errors.Is(rerr, io.EOF):
+			return nil
+		case rerr != nil:
+			return errStarted{rerr}
+		}
+	}
+}
+
+var outputStreams = map[string]int{"stdout": 1, "stderr": 2}
+
+// getOutput sends what is kept of a stream from an offset, and with follow what comes until the command's end.
+func (e *Edge) getOutput(w http.ResponseWriter, r *http.Request, in *instance) error {
+	stream, ok := outputStreams[r.PathValue("stream")]
+	if !ok {
+		return sandbox.Errorf(sandbox.NotFound, "route_not_found", "a command has stdout and stderr, not %q", clip(r.PathValue("stream")))
+	}
+	c, err := in.command(r.PathValue("cmd"))
+	if err != nil {
+		return err
+	}
+	offset, err := queryInt(r, "offset", 0)
+	if err != nil {
+		return err
+	}
+	follow, err := queryBool(r, "follow")
+	if err != nil {
+		return err
+	}
+	out := c.Output(stream, offset, follow)
+	defer out.Close()
+	stop := closeWhenGone(r, out)
+	defer stop()
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Dsec-Offset", strconv.FormatInt(offset, 10))
+	s := steady{rc: http.NewResponseController(w), w: w}
+	if !follow {
+		return copyOutput(&s, out)
+	}
+	_ = s.rc.Flush() // the headers: a command may be silent for long
+	return copyBody(&flushing{s}, out)
+}
+
+// copyOutput reads the first piece before it writes, so that output that is no longer kept is answered with an error.
+func copyOutput(dst io.Writer, out io.Reader) error {
+	buf := make([]byte, 32<<10)
+	n, err := out.Read(buf)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if _, werr := dst.Write(buf[:n]); werr != nil {
+		return errStarted{werr}
+	}
+	if err != nil {
+		return nil
+	}
+	return copyBody(dst, out)
+}
+
+// closeWhenGone ends a read that waits for output when its reader has gone away.
+func closeWhenGone(r *http.Request, c io.Closer) (stop func()) {
+	ctx := r.Context()
+	done := make(chan struct{})
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		select {
+		case <-ctx.Done():
+			_ = c.Close()
+		case <-done:
+		}
+	}()
+	return func() { close(done); <-exited }
+}
+
+// putStdin writes input at an offset; the answer is the offset up to which the command has been given input.
+func (e *Edge) putStdin(w http.ResponseWriter, r *http.Request, in *instance) error {
+	if _, err := in.live(); err != nil {
+		return err
+	}
+	c, err := in.command(r.PathValue("cmd"))
+	if err != nil {
+		return err
+	}
+	offset, err := queryInt(r, "offset", 0)
+	if err != nil {
+		return err
+	}
+	end, err := queryBool(r, "close")
+	if err != nil {
+		return err
+	}
+	at, err := c.WriteStdin(r.Context(), offset, &steady{rc: http.NewResponseController(w), r: r.Body}, end)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Dsec-Offset", strconv.FormatInt(at, 10))
+	writeJSON(w, http.StatusOK, struct {
+		Offset int64 `json:"offset"`
+	}{at})
+	return nil
+}
+
+// putFile replaces or makes a file: all of it, or nothing.
+func (e *Edge) putFile(w http.ResponseWriter, r *http.Request, in *instance) error {
+	g, err := in.live()
+	if err != nil {
+		return err
+	}
+	f, err := fileWriteOf(r)
+	if err != nil {
+		return err
+	}
+	size, sum, err := g.WriteFile(r.Context(), f, &steady{rc: http.NewResponseController(w), r: r.Body})
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, struct {
+		Size   int64  `json:"size"`
+		SHA256 string `json:"sha256"`
+	}{size, hex.EncodeToString(sum)})
+	return nil
+}
+
+func fileWriteOf(r *http.Request) (FileWrite, error) {
+	bad := func(format string, args ...any) (FileWrite, error) {
+		return FileWrite{}, sandbox.Errorf(sandbox.InvalidArgument, "invalid_query", format, args...)
+	}
+	path, err := pathOf(r)
+	if err != nil {
+		return FileWrite{}, err
+	}
+	f := FileWrite{Path: path, User: r.URL.Query().Get("user"), Size: r.ContentLength}
+	if s := r.URL.Query().Get("mode"); s != "" {
+		mode, err := strconv.ParseUint(s, 8, 32)
+		if err != nil || mode > 0o7777 {
+			return bad("mode=%q is not an octal file mode", clip(s))
+		}
+		f.Mode = uint32(mode)
+	}
+	if f.MakeParents, err = queryBool(r, "parents"); err != nil {
+		return FileWrite{}, err
+	}
+	if f.Exclusive, err = queryBool(r, "exclusive"); err != nil {
+		return FileWrite{}, err
+	}
+	if s := r.Header.Get("Dsec-Sha256"); s != "" {
+		if f.SHA256, err = hex.DecodeString(s); err != nil || len(f.SHA256) != 32 {
+			return bad("Dsec-Sha256 is not 64 hex digits")
+		}
+	}
+	return f, nil
+}

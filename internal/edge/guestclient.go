@@ -1,0 +1,45 @@
+package edge
+
+import (
+	"context"
+
+	"dsec/internal/edge/guest"
+	"dsec/sandbox"
+)
+
+// ConnectAether is the ConnectGuest of real sandboxes.
+func ConnectAether(ctx context.Context, o GuestOptions) (Guest, error) {
+	c, err := guest.Connect(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return guestClient{c}, nil
+}
+
+// guestClient is a guest.Client whose commands are interfaces.
+type guestClient struct{ *guest.Client }
+
+func (g guestClient) Start(ctx context.Context, id string, cmd sandbox.Command) (GuestCommand, error) {
+	c, err := g.Client.Start(ctx, id, cmd)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (g guestClient) Command(id string) (GuestCommand, bool) {
+	c, ok := g.Client.Command(id)
+	if !ok {
+		return nil, false
+	}
+	return c, true
+}
+
+func (g guestClient) Commands() []GuestCommand {
+	all := g.Client.Commands()
+	out := make([]GuestCommand, len(all))
+	for i, c := range all {
+		out[i] = c
+	}
+	return out
+}

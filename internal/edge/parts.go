@@ -1,0 +1,108 @@
+package edge
+
+import (
+	"context"
+	"io"
+
+	"dsec/internal/edge/driver"
+	"dsec/internal/edge/guest"
+	"dsec/internal/rootfs"
+	"dsec/sandbox"
+)
+
+// The parts around the edge, as small as it needs them. Every teardown is idempotent and safe without its setup; Sweep
+// removes what belongs to no id in keep and returns whose things it found; Close removes everything that the part made.
+type (
+	// Layers mounts environments, once per node.
+	Layers interface {
+		// Acquire gives the mounted directories of sources (lowest first), topmost first, and holds them for holder.
+		Acquire(ctx context.Context, holder sandbox.ID, sources []rootfs.Source) ([]string, error)
+		Release(ctx context.Context, holder sandbox.ID) error
+		Sweeper
+	}
+	// Uppers makes writable directories with a hard quota.
+	Uppers interface {
+		Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs.Upper, error)
+		Remove(ctx context.Context, id sandbox.ID) error
+		// Free is what can still be written on the disk that holds them, and its size, in bytes.
+		Free() (free, total int64, err error)
+		Sweeper
+	}
+	// Networks hands out network slots.
+	Networks interface {
+		Acquire(ctx context.Context, id sandbox.ID) (driver.Network, error)
+		Release(ctx context.Context, id sandbox.ID) error
+		Sweeper
+	}
+	// Cgroups makes control groups.
+	Cgroups interface {
+		Create(ctx context.Context, id sandbox.ID, l sandbox.Limits) (driver.Cgroups, error)
+		Remove(ctx context.Context, id sandbox.ID) error
+		// OOMKills counts the kernel's out-of-memory kills in the user part so far.
+		OOMKills(cg driver.Cgroups) (int64, error)
+		Sweeper
+	}
+	// Sweeper is what every part can do besides.
+	Sweeper interface {
+		Sweep(ctx context.Context, keep map[sandbox.ID]bool) ([]sandbox.ID, error)
+		Close(ctx context.Context) error
+	}
+)
+
+// ConnectGuest waits until aether answers, or ctx ends.
+type ConnectGuest func(ctx context.Context, o GuestOptions) (Guest, error)
+
+// A Guest is the edge's client of one aether. What it says of commands stays readable after Close.
+type Guest interface {
+	// Done is closed when aether is gone for good; Err says why.
+	Done() <-chan struct{}
+	Err() error
+	// Close leaves aether and its commands running.
+	Close() error
+	// Start starts a command, or finds the one with this id.
+	Start(ctx context.Context, id string, cmd sandbox.Command) (GuestCommand, error)
+	Command(id string) (GuestCommand, bool)
+	Commands() []GuestCommand
+	Running() int
+	ReadFile(ctx context.Context, f FileRead) (FileInfo, io.ReadCloser, error)
+	WriteFile(ctx context.Context, f FileWrite, r io.Reader) (size int64, sum []byte, err error)
+}
+
+// A GuestCommand is one command of a sandbox.
+type GuestCommand interface {
+	ID() string
+	// Wait returns when it has ended.
+	Wait(ctx context.Context) error
+	Result() CommandResult
+	// Output reads stream 1 or 2 from offset: to what is there, or with follow until the command's end.
+	Output(stream int, offset int64, follow bool) io.ReadCloser
+	// Head is at most limit bytes from the stream's start.
+	Head(stream, limit int) []byte
+	WriteStdin(ctx context.Context, offset int64, r io.Reader, close bool) (int64, error)
+	Kill(ctx context.Context, signal int) error
+	SetOOM(killed bool)
+}
+
+// Plain data of the guest's client.
+type (
+	CommandResult = guest.Result
+	StreamSize    = guest.StreamSize
+	FileRead      = guest.FileRead
+	FileInfo      = guest.FileInfo
+	FileWrite     = guest.FileWrite
+	GuestOptions  = guest.Options
+)
+
+// A HostSample is how full the machine is.
+type HostSample struct {
+	MemoryTotal, MemoryAvailable int64 // bytes
+	Tasks, TasksMax              int64 // threads
+	CPUs                         float64
+	Load1                        float64
+	CPUBusy                      float64 // share of all CPUs since the last sample, 0..1
+}
+
+// A Host measures the machine.
+type Host interface {
+	Sample() (HostSample, error)
+}
