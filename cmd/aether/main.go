@@ -38,9 +38,7 @@ func run() error {
 	}
 	_ = pipe.Close() // everything has been read
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := prepare(cfg); err != nil {
-		return err
-	}
+	keepDescriptors(cfg)
 	opts := aether.Options{Config: cfg, CgroupFD: config.FDCgroup, ReapAll: true, Log: log}
 	for i := range cfg.V1Tasks {
 		opts.TaskFDs = append(opts.TaskFDs, config.FDTasks+i)
@@ -58,22 +56,9 @@ func run() error {
 	return srv.Serve(context.Background(), listener)
 }
 
-// prepare sets what commands inherit, and keeps our own descriptors from them.
-func prepare(cfg config.Config) error {
+// keepDescriptors keeps what we inherited from commands.
+func keepDescriptors(cfg config.Config) {
 	for fd := config.FDListener; fd < config.FDTasks+cfg.V1Tasks; fd++ {
 		unix.CloseOnExec(fd)
 	}
-	if cfg.Hostname != "" && os.Getpid() == 1 {
-		if err := unix.Sethostname([]byte(cfg.Hostname)); err != nil {
-			return fmt.Errorf("set the host name: %w", err)
-		}
-	}
-	if cfg.Nofile > 0 {
-		// Setrlimit of package unix would be undone for children: the runtime restores what the process started with.
-		lim := unix.Rlimit{Cur: cfg.Nofile, Max: cfg.Nofile}
-		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &lim, nil); err != nil {
-			return fmt.Errorf("set the limit of open files: %w", err)
-		}
-	}
-	return nil
 }

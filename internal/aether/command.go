@@ -320,6 +320,11 @@ func (c *command) attach(sess *session, stream uint32, offsets [2]uint64) *failu
 		o.sent = o.base
 		o.src = nil
 	}
+	for _, in := range []*input{c.stdin, c.script} {
+		if in != nil && (in.written > 0 || in.closed) {
+			in.ack()
+		}
+	}
 	c.postStarted()
 	for i := range c.out {
 		if c.out[i].sent < c.out[i].total() {

@@ -78,7 +78,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.spawner = &spawner{
 		jobs: make(chan job, 64), tasks: o.TaskFDs, cpus: o.Config.CPUs, pool: s.pool, accts: s.accts,
-		env: o.Config.Env, stopped: make(chan struct{}),
+		env: defaultEnv(o.Config), stopped: make(chan struct{}),
 	}
 	s.reaper = newReaper(o.ReapAll, &s.spawner.forking)
 	s.spawner.reaper = s.reaper
@@ -91,6 +91,18 @@ func New(o Options) (*Server, error) {
 		s.reaper.wg.Go(s.reaper.run)
 	}
 	return s, nil
+}
+
+func defaultEnv(c config.Config) map[string]string {
+	env := maps.Clone(c.Env)
+	if c.Hostname == "" || env["HOSTNAME"] != "" {
+		return env
+	}
+	if env == nil {
+		env = make(map[string]string)
+	}
+	env["HOSTNAME"] = c.Hostname
+	return env
 }
 
 // Serve accepts connections until ctx ends or the listener is closed. The newest edge that shows the key replaces the

@@ -261,6 +261,8 @@ func (s *session) Data(stream uint32, channel uint8, offset uint64, b []byte, fl
 		c.mu.Lock()
 		if in := c.inputOf(channel); in != nil {
 			ok = in.data(offset, b, flags&wire.End != 0)
+		} else {
+			_ = s.conn.PostAck(stream, channel, 0, true) // nobody reads it; fails only with the connection
 		}
 		c.mu.Unlock()
 	} else if t := s.transferOf(stream); t != nil {

@@ -57,13 +57,12 @@ const (
 
 // Config is the one message to aether.
 type Config struct {
-	Key      []byte            `json:"key"` // KeyLen bytes; the edge proves itself with it
-	Hostname string            `json:"hostname,omitempty"`
-	Env      map[string]string `json:"env,omitempty"` // for commands, where they set none
+	Key      []byte            `json:"key"`                // KeyLen bytes; the edge proves itself with it
+	Hostname string            `json:"hostname,omitempty"` // for HOSTNAME; the launcher has set the real one
+	Env      map[string]string `json:"env,omitempty"`      // for commands, where they set none
 	Cgroup   string            `json:"cgroup"`
 	V1Tasks  int               `json:"v1_tasks,omitempty"` // how many fds from FDTasks on
 	CPUs     []int             `json:"cpus,omitempty"`     // CPU mask of commands; empty = all
-	Nofile   uint64            `json:"nofile,omitempty"`   // soft limit of open files of commands; 0 = as inherited
 }
 
 // Validate checks what aether relies on.

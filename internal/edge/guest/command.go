@@ -1,0 +1,347 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/wire"
+	"dsec/sandbox"
+)
+
+const (
+	inlineScript   = 96 << 10 // a longer one follows as data: an argument may have 128 KiB
+	maxStart       = 3 << 20  // what aether takes
+	maxDescription = 200      // bytes
+	ackStep        = wire.Window / 4
+	retainInAether = 4 << 10 // output of an ended command that aether keeps for the next edge, in bytes per stream
+)
+
+// A StreamSize says what a stream had and what is kept of it, in bytes. Head is from the start and Tail from the end; if
+// nothing was dropped, Head == Size.
+type StreamSize struct{ Size, Head, Tail int64 }
+
+// A Result is what is known of a command.
+type Result struct {
+	Running                                  bool
+	ExitCode, Signal                         int // 128+Signal if a signal ended it
+	TimedOut, Killed, OOMKilled, StdinBroken bool
+	Stdout, Stderr                           StreamSize
+	StartedAt, EndedAt                       time.Time
+	Description                              string // what ran, shortened; "" if an earlier edge started it
+}
+
+// A Command is one command of a sandbox.
+type Command struct {
+	c         *Client
+	id        string
+	stdinTurn chan struct{} // held by the one who writes stdin
+
+	mu        sync.Mutex
+	link      *link // nil while there is no connection
+	stream    uint32
+	request   *aetherv1.Start // nil once started, or if adopted
+	adopted   bool            // an earlier edge started it
+	started   bool
+	done      bool
+	err       error // why it could not be started, or is no longer known
+	result    Result
+	out       [2]body
+	followers map[*outputReader]struct{}
+	stdin     *input
+	script    *input
+	killed    []int // signals to be sent again after a reconnect, before it started
+	attached  bool  // Started was seen on this connection
+	fresh     [2]bool
+	waiters   chan struct{}
+}
+
+func newCommand(c *Client, id string) *Command {
+	m := &Command{c: c, id: id, stdinTurn: make(chan struct{}, 1)}
+	m.result.StartedAt = time.Now()
+	m.out[0] = body{spool: c.spool, owner: m, name: id + ".1"}
+	m.out[1] = body{spool: c.spool, owner: m, name: id + ".2"}
+	return m
+}
+
+// adoptedCommand is one that an earlier edge started.
+func adoptedCommand(c *Client, id string) *Command {
+	m := newCommand(c, id)
+	m.adopted, m.started = true, true
+	m.stdin = &input{m: m, channel: wire.Stdin}
+	for i := range m.out {
+		m.out[i].recover()
+	}
+	return m
+}
+
+// ID is the command's id.
+func (m *Command) ID() string { return m.id }
+
+// change is closed at the next notify. m.mu is held.
+func (m *Command) change() <-chan struct{} {
+	if m.waiters == nil {
+		m.waiters = make(chan struct{})
+	}
+	return m.waiters
+}
+
+// notify wakes everyone who waits for a change. m.mu is held.
+func (m *Command) notify() {
+	if m.waiters != nil {
+		close(m.waiters)
+		m.waiters = nil
+	}
+}
+
+func (m *Command) isDone() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.done
+}
+
+// Start starts cmd, or finds the command with this id, running or remembered. cmd has been validated, and its
+// environment, user and working directory are complete. It returns once the command runs or has ended; a command that
+// cannot be started is an error and not remembered.
+func (c *Client) Start(ctx context.Context, id string, cmd sandbox.Command) (*Command, error) {
+	if !sandbox.ValidCommandID(id) {
+		return nil, sandbox.Errorf(sandbox.InvalidArgument, "invalid_command", "a command id has 1 to 64 letters, digits, _ and -")
+	}
+	l, err := c.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m, isNew, err := c.reserve(id, cmd)
+	if err != nil {
+		return nil, err
+	}
+	c.changed(true)
+	if isNew {
+		m.resume(l)
+		l.conn.Flush()
+	}
+	if err := m.waitStarted(ctx); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// reserve finds the command or makes one.
+func (c *Client) reserve(id string, cmd sandbox.Command) (m *Command, isNew bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil || c.closed {
+		return nil, false, errors.Join(c.err, errClosed)
+	}
+	if m := c.commands[id]; m != nil {
+		return m, false, nil
+	}
+	m = newCommand(c, id)
+	m.prepare(cmd)
+	c.commands[id] = m
+	c.running++
+	return m, true, nil
+}
+
+func (m *Command) prepare(cmd sandbox.Command) {
+	req := &aetherv1.Start{CommandId: m.id, Argv: cmd.Argv, Shell: cmd.Shell, Cwd: cmd.Cwd, User: cmd.User}
+	if req.Cwd == "" {
+		req.Cwd = "/"
+	}
+	if cmd.Timeout > 0 {
+		req.TimeoutMs = uint64(max(1, (cmd.Timeout+time.Millisecond-1)/time.Millisecond))
+	}
+	if len(cmd.Env) > 0 {
+		req.Env = make([]string, 0, len(cmd.Env))
+		for _, k := range slices.Sorted(maps.Keys(cmd.Env)) {
+			req.Env = append(req.Env, k+"="+cmd.Env[k])
+		}
+	}
+	if len(cmd.Stdin) > 0 || cmd.StdinFollows {
+		req.Stdin = true
+		m.stdin = &input{m: m, channel: wire.Stdin, buf: slices.Clone(cmd.Stdin), end: !cmd.StdinFollows}
+	}
+	if len(req.Shell) > inlineScript {
+		// The shell closes its copy of the pipe first, so that nothing that the script starts inherits it.
+		m.script = &input{m: m, channel: wire.Script, buf: []byte("exec 3<&-; " + req.Shell), end: true}
+		req.Shell, req.ScriptFollows = "", true
+	}
+	m.request = req
+	m.result.Description = describe(cmd)
+}
+
+// describe is what ran, in one short line of valid UTF-8.
+func describe(cmd sandbox.Command) string {
+	s := cmd.Shell
+	if s == "" {
+		s = strings.Join(cmd.Argv[:min(len(cmd.Argv), 32)], " ")
+	}
+	if len(s) > maxDescription {
+		s = s[:maxDescription]
+		for !utf8.ValidString(s) && len(s) > maxDescription-utf8.UTFMax {
+			s = s[:len(s)-1]
+		}
+		s += "…"
+	}
+	return strings.ToValidUTF8(strings.ReplaceAll(s, "\n", " "), "\uFFFD")
+}
+
+// resume starts the command on a connection, or attaches it there.
+func (m *Command) resume(l *link) {
+	if m.attach(l) {
+		m.c.remove(m)
+	}
+}
+
+// attach reports whether the command turned out to be one that cannot be asked for.
+func (m *Command) attach(l *link) (refused bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.done || m.link == l {
+		return false
+	}
+	id, err := l.open(m)
+	if err != nil {
+		return false // the next connection does it
+	}
+	m.link, m.stream, m.attached = l, id, false
+	m.fresh = [2]bool{true, true}
+	req := m.request
+	if req == nil {
+		req = &aetherv1.Start{CommandId: m.id, AttachOnly: true}
+	}
+	req.StdoutOffset, req.StderrOffset = uint64(m.out[0].size), uint64(m.out[1].size)
+	for i := range m.out {
+		m.out[i].acked = m.out[i].size
+	}
+	if m.request == nil {
+		err = l.post(wire.MsgStart, id, req)
+	} else {
+		err = m.postStart(l, req)
+	}
+	if err != nil {
+		return m.refuse(err)
+	}
+	for _, in := range []*input{m.script, m.stdin} {
+		if in != nil && m.request != nil {
+			in.rewind()
+			in.ready()
+		}
+	}
+	for _, s := range m.killed {
+		_ = l.post(wire.MsgKill, id, &aetherv1.Kill{Signal: int32(s)}) // the connection's error
+	}
+	return false
+}
+
+func (m *Command) postStart(l *link, req *aetherv1.Start) error {
+	if n := protoSize(req); n > maxStart {
+		return sandbox.Errorf(sandbox.InvalidArgument, "argument_list_too_long",
+			"arguments and environment of %d bytes are over the kernel's limit; pass them by stdin or in a file", n)
+	}
+	return l.post(wire.MsgStart, m.stream, req)
+}
+
+// refuse ends a command that never ran. m.mu is held. A connection's error is no reason to.
+func (m *Command) refuse(err error) bool {
+	var e *sandbox.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	m.link.forget(m.stream)
+	m.err, m.done = err, true
+	m.notify()
+	return true
+}
+
+// waitStarted waits until the command runs, ended or could not be started.
+func (m *Command) waitStarted(ctx context.Context) error {
+	m.mu.Lock()
+	if m.started || m.done {
+		err := m.err
+		m.mu.Unlock()
+		return err
+	}
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, unresponsive("start the command"))
+	defer cancel()
+	return m.wait(ctx, func() bool { return m.started || m.done })
+}
+
+// Wait returns when the command has ended. It fails only with ctx, or if the command is no longer known.
+func (m *Command) Wait(ctx context.Context) error {
+	return m.wait(ctx, func() bool { return m.done })
+}
+
+func (m *Command) wait(ctx context.Context, until func() bool) error {
+	for {
+		m.mu.Lock()
+		if until() || m.err != nil {
+			err := m.err
+			m.mu.Unlock()
+			return err
+		}
+		changed := m.change()
+		m.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Result is what is known now.
+func (m *Command) Result() Result {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.result
+	r.Running = !m.done
+	r.Stdout, r.Stderr = m.out[0].sizes(), m.out[1].sizes()
+	return r
+}
+
+// SetOOM records whether the kernel's OOM killer ended something of the command.
+func (m *Command) SetOOM(killed bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.result.OOMKilled = killed
+}
+
+// Kill ends the whole tree with signal 0, else signals the command's process group. To an ended command it does nothing.
+func (m *Command) Kill(ctx context.Context, signal int) error {
+	if signal < 0 || signal > 64 {
+		return sandbox.Errorf(sandbox.InvalidArgument, "invalid_signal", "signal %d; use 1 to 64, or 0 to kill the whole tree", signal)
+	}
+	l, err := m.c.current(ctx)
+	if err != nil {
+		if m.isDone() {
+			return nil
+		}
+		return err
+	}
+	m.c.changed(true)
+	m.mu.Lock()
+	if m.done {
+		m.mu.Unlock()
+		return nil
+	}
+	if signal == 0 || !m.started {
+		m.killed = append(m.killed, signal)
+	}
+	if m.link == l {
+		err = l.post(wire.MsgKill, m.stream, &aetherv1.Kill{Signal: int32(signal)})
+	}
+	m.mu.Unlock()
+	l.conn.Flush()
+	if errors.Is(err, wire.ErrClosed) {
+		err = nil // it is sent again on the next connection
+	}
+	return err
+}

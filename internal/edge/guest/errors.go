@@ -1,0 +1,79 @@
+package guest
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/wire"
+	"dsec/sandbox"
+)
+
+type meaning struct {
+	class  sandbox.Class
+	reason string
+}
+
+var meanings = map[aetherv1.Code]meaning{
+	aetherv1.Code_CODE_INVALID:        {sandbox.InvalidArgument, "invalid_request"},
+	aetherv1.Code_CODE_NOT_FOUND:      {sandbox.NotFound, "not_found"},
+	aetherv1.Code_CODE_NOT_EXECUTABLE: {sandbox.FailedPrecondition, "not_executable"},
+	aetherv1.Code_CODE_TOO_LARGE:      {sandbox.InvalidArgument, "argument_list_too_long"},
+	aetherv1.Code_CODE_NO_SHELL:       {sandbox.FailedPrecondition, "no_shell"},
+	aetherv1.Code_CODE_NO_USER:        {sandbox.NotFound, "user_not_found"},
+	aetherv1.Code_CODE_NO_CWD:         {sandbox.NotFound, "workdir_not_found"},
+	aetherv1.Code_CODE_RESOURCES:      {sandbox.ResourceExhausted, "sandbox_resources"},
+	aetherv1.Code_CODE_NO_SPACE:       {sandbox.ResourceExhausted, "disk_full"},
+	aetherv1.Code_CODE_PERMISSION:     {sandbox.PermissionDenied, "permission_denied"},
+	aetherv1.Code_CODE_IS_DIRECTORY:   {sandbox.FailedPrecondition, "is_directory"},
+	aetherv1.Code_CODE_NOT_DIRECTORY:  {sandbox.FailedPrecondition, "not_directory"},
+	aetherv1.Code_CODE_EXISTS:         {sandbox.AlreadyExists, "file_exists"},
+	aetherv1.Code_CODE_IO:             {sandbox.DataLoss, "io_error"},
+	aetherv1.Code_CODE_DIGEST:         {sandbox.InvalidArgument, "content_mismatch"},
+}
+
+const maxErrorText = 2048
+
+// fromAether makes an Error of what aether answered. notFound is the reason for a thing that does not exist.
+func fromAether(m *aetherv1.Error, notFound string) *sandbox.Error {
+	what, ok := meanings[m.Code]
+	if !ok {
+		what = meaning{sandbox.Internal, "guest_error"}
+	}
+	if m.Code == aetherv1.Code_CODE_NOT_FOUND {
+		what.reason = notFound
+	}
+	text := m.Message
+	if len(text) > maxErrorText {
+		text = text[:maxErrorText]
+	}
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if text == "" {
+		text = "the sandbox could not do it"
+	}
+	return sandbox.Errorf(what.class, what.reason, "%s", text)
+}
+
+func outputDropped(offset, next int64) *sandbox.Error {
+	return sandbox.Errorf(sandbox.NotFound, "output_dropped",
+		"output at offset %d is no longer kept: it was over the cap; what is kept goes on at offset %d", offset, next).
+		WithFact("offset", strconv.FormatInt(offset, 10)).WithFact("next_offset", strconv.FormatInt(next, 10))
+}
+
+func unresponsive(what string) *sandbox.Error {
+	return sandbox.Errorf(sandbox.Unavailable, "guest_unresponsive", "the sandbox did not %s in time; it may be overloaded: try again", what)
+}
+
+var (
+	errGone    = sandbox.Errorf(sandbox.Unavailable, "guest_died", "the sandbox's processes have ended")
+	errClosed  = sandbox.Errorf(sandbox.Unavailable, "edge_stopping", "the edge is stopping; ask again, the sandbox goes on")
+	errBroken  = sandbox.Errorf(sandbox.Unavailable, "guest_disconnected", "the connection to the sandbox broke during the transfer; try again")
+	errKey     = errors.New("aether ended the connection at the greeting")
+	errVersion = sandbox.Errorf(sandbox.FailedPrecondition, "guest_version", "the sandbox's aether speaks no version of the protocol that this edge knows")
+)
+
+// violation is what no honest aether does.
+func violation(what string) error {
+	return sandbox.Errorf(sandbox.Internal, "guest_protocol", "the sandbox's aether broke the protocol: %s", what).WithCause(wire.ErrProtocol)
+}
