@@ -181,6 +181,7 @@ func numQgroups(t testing.TB, p *Pool) int {
 }
 
 func TestRemoveFreesSpaceAndQuotaGroups(t *testing.T) {
+	t.Parallel() // it waits for the kernel, which discards freed space after some 10 s
 	p := open(t, t.TempDir())
 	defer closePool(t, p)
 	groups := numQgroups(t, p)
@@ -383,6 +384,7 @@ func TestAForeignMountIsRefused(t *testing.T) {
 }
 
 func TestAFullPoolIsATypedErrorAndRecovers(t *testing.T) {
+	t.Parallel() // it waits for the kernel, which turns free data space into metadata space after some 10 s
 	p, err := Open(t.Context(), Options{DataDir: t.TempDir(), Bytes: minPool})
 	if err != nil {
 		t.Fatal(err)
