@@ -41,12 +41,13 @@ const (
 
 // built is what Create made for Start: descriptors, by their place in stage's table.
 type built struct {
-	files  []int
-	group  int // v2 directory in which stage is born
-	owned  []int
-	plan   []byte
-	log    *linux.LogPipe
-	remote *os.File // our end of the control socket
+	files       []int
+	group       int // v2 directory in which stage is born, or -1
+	aetherTasks int // files behind fdTasks through which stage enters aether's groups; those of the user's groups follow
+	owned       []int
+	plan        []byte
+	log         *linux.LogPipe
+	remote      *os.File // our end of the control socket
 }
 
 // own notes that a descriptor is closed with b.
@@ -229,8 +230,12 @@ func writeNew(path, content string) error {
 // buildGroups opens the control groups and gives the user part to the sandbox's root, so that aether can make a group per
 // command.
 func (d *Driver) buildGroups(b *built, g driver.Cgroups, slot int) error {
+	enter := []string{}
 	var err error
-	if b.group, err = b.own(linux.OpenRead(g.V2Aether)); err != nil {
+	if sandboxGroup := filepath.Dir(g.V2Aether); wasKilled(sandboxGroup) {
+		b.group = -1
+		enter = append(enter, filepath.Join(g.V2Aether, "cgroup.procs")) // slower: the kernel waits for all CPUs
+	} else if b.group, err = b.own(linux.OpenRead(g.V2Aether)); err != nil {
 		return fmt.Errorf("control group: %w", err)
 	}
 	user, err := linux.OpenRead(g.V2User)
@@ -248,14 +253,19 @@ func (d *Driver) buildGroups(b *built, g driver.Cgroups, slot int) error {
 			return fmt.Errorf("delegate control group: %w", err)
 		}
 	}
-	for _, dirs := range []map[string]string{g.V1Aether, g.V1User} {
-		for _, controller := range v1Order(dirs) {
-			fd, err := b.own(linux.OpenWrite(filepath.Join(dirs[controller], "tasks")))
-			if err != nil {
-				return fmt.Errorf("control group: %w", err)
-			}
-			b.files = append(b.files, fd)
+	for _, controller := range v1Order(g.V1Aether) {
+		enter = append(enter, filepath.Join(g.V1Aether[controller], "tasks"))
+	}
+	b.aetherTasks = len(enter)
+	for _, controller := range v1Order(g.V1User) {
+		enter = append(enter, filepath.Join(g.V1User[controller], "tasks"))
+	}
+	for _, path := range enter {
+		fd, err := b.own(linux.OpenWrite(path))
+		if err != nil {
+			return fmt.Errorf("control group: %w", err)
 		}
+		b.files = append(b.files, fd)
 	}
 	return nil
 }
@@ -307,7 +317,7 @@ func (d *Driver) buildChannels(b *built, spec driver.Spec) error {
 func (d *Driver) buildPlan(b *built, spec driver.Spec, etc uint32) (err error) {
 	b.plan, err = plan{
 		failStep:     d.failStep,
-		aetherTasks:  len(spec.Cgroups.V1Aether),
+		aetherTasks:  b.aetherTasks,
 		userTasks:    len(spec.Cgroups.V1User),
 		capabilities: policy.GuestCapabilities(),
 		nofile:       d.host.nofile,

@@ -208,8 +208,7 @@ func (d *Driver) launch(ctx context.Context, id sandbox.ID, rec *record, b *buil
 		err = fmt.Errorf("stage ended without a report")
 	}
 	if err = errors.Join(err, reapErr); err != nil {
-		t.abort()
-		return nil, err
+		return nil, errors.Join(err, t.abort())
 	}
 	return t.process, nil
 }

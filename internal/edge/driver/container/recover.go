@@ -26,6 +26,9 @@ func (d *Driver) Recover(ctx context.Context, h driver.Handle) (driver.Status, e
 	if err != nil {
 		return over, err
 	}
+	if said, err := parseHandle(h); err != nil || said.Pid != 0 && (said.Pid != rec.Pid || said.Start != rec.Start) {
+		return over, err // the handle is of another start
+	}
 	if b := d.box(h.ID); b != nil {
 		return d.status(b), nil
 	}

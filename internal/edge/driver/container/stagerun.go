@@ -81,10 +81,14 @@ func (h *helper) end() {
 	_, _ = linux.Reap(h.pid)
 }
 
-// readReport reads one message. io.EOF says that stage and what it became have closed the socket.
+// readReport reads one message. io.EOF says that stage and what it became have closed the socket. If they did so with a message of
+// ours unread, the kernel says that first, once, and gives what they had sent afterwards.
 func readReport(control *os.File) (report, error) {
 	buf := make([]byte, 64)
 	n, err := control.Read(buf)
+	if linux.IsBrokenPipe(err) {
+		n, err = control.Read(buf)
+	}
 	switch {
 	case errors.Is(err, io.EOF):
 		return report{}, io.EOF

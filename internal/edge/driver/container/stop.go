@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"dsec/internal/edge/driver"
+	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
@@ -69,10 +70,22 @@ func (d *Driver) known(h driver.Handle) (record, error) {
 	return rec, nil
 }
 
+// killedMark is an attribute of a group in which everything was killed. A kernel (measured: 6.18) may kill whatever is
+// born in such a group later, so that a second sandbox of the same id has to enter another way.
+const killedMark = "trusted.dsec.killed"
+
+func wasKilled(group string) bool {
+	attrs, err := linux.Lxattrs(group)
+	return err == nil && attrs[killedMark] != ""
+}
+
 // killGroup kills all in a v2 group and below and waits until it is empty. A group that is not there is empty.
 func killGroup(ctx context.Context, group string) error {
 	if group == "" {
 		return nil
+	}
+	if err := linux.Lsetxattr(group, killedMark, "1"); err != nil && !gone(err) {
+		return fmt.Errorf("mark control group: %w", err)
 	}
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		// Again every time: stage may have been between two groups.

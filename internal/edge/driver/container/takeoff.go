@@ -81,14 +81,18 @@ func (t *takeoff) clear(ctx context.Context, pid int) error {
 	return nil
 }
 
-// abort ends the process of a start that failed, and reaps it.
-func (t *takeoff) abort() {
+// abort ends the process of a start that failed, and reaps it. It tells how it had ended, if that was not by itself.
+func (t *takeoff) abort() error {
 	if t.process == nil {
-		return
+		return nil
 	}
-	_ = linux.Kill(t.process.Pid)
-	_, _ = linux.Reap(t.process.Pid)
-	t.process.Close()
+	defer t.process.Close()
+	_ = linux.Kill(t.process.Pid) // our child, not reaped: the right one. Dead already, it keeps its status
+	exit, err := linux.Reap(t.process.Pid)
+	if err == nil && exit.Signal != 0 {
+		err = fmt.Errorf("the sandbox's first process ended by signal %d", exit.Signal)
+	}
+	return err
 }
 
 // at tells tests that a point is reached.
