@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"hash"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -93,12 +92,15 @@ func (p *Posix) Open(ctx context.Context, digest string) (Object, error) {
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, storeError("open", digest, err)
+		return nil, blobError("open", digest, err)
 	}
 	st, err := f.Stat()
-	if err != nil || !st.Mode().IsRegular() {
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("file of mode %v", st.Mode())
+	}
+	if err != nil {
 		f.Close()
-		return nil, storeError("open", digest, errors.Join(err, fmt.Errorf("mode %v", st.Mode())))
+		return nil, storeError("open", digest, err)
 	}
 	return &posixObject{File: f, size: st.Size()}, nil
 }
@@ -121,7 +123,7 @@ func (p *Posix) Stat(ctx context.Context, digest string) (image.Blob, error) {
 	}
 	st, err := os.Lstat(path)
 	if err != nil {
-		return image.Blob{}, storeError("stat", digest, err)
+		return image.Blob{}, blobError("stat", digest, err)
 	}
 	return image.Blob{Digest: digest, Size: st.Size()}, nil
 }
@@ -185,17 +187,50 @@ func (p *Posix) Create(ctx context.Context) (Writer, error) {
 	if err != nil {
 		return nil, storeError("create", "a blob", err)
 	}
-	w := &posixWriter{store: p, file: f, hash: sha256.New()}
-	w.buf = bufio.NewWriterSize(io.MultiWriter(w.hash, f), 1<<20)
+	w := &posixWriter{store: p, file: f}
+	w.sink = sink{file: f, hash: sha256.New()}
+	w.buf = bufio.NewWriterSize(&w.sink, 1<<20)
 	return w, nil
+}
+
+// sink hashes and writes each piece at the same time, and has the disk start early, so that Commit's sync is short.
+type sink struct {
+	file    *os.File
+	hash    hash.Hash
+	written int64
+	started int64 // up to where the disk was told to start
+}
+
+const writebackPiece = 8 << 20
+
+func (s *sink) Write(p []byte) (int, error) {
+	if len(p) < 64<<10 { // a goroutine is not worth it
+		s.hash.Write(p)
+		n, err := s.file.Write(p)
+		s.written += int64(n)
+		return n, err
+	}
+	hashed := make(chan struct{})
+	go func() {
+		defer close(hashed)
+		s.hash.Write(p)
+	}()
+	n, err := s.file.Write(p)
+	<-hashed
+	s.written += int64(n)
+	if s.written-s.started >= writebackPiece {
+		startWriteback(s.file, s.started, s.written-s.started)
+		s.started = s.written
+	}
+	return n, err
 }
 
 // posixWriter hashes and writes in large pieces, whatever the sizes of its caller's.
 type posixWriter struct {
 	store *Posix
 	file  *os.File // nil once it has ended
-	buf   *bufio.Writer
-	hash  hash.Hash
+	sink  sink
+	buf   *bufio.Writer // above sink
 	size  int64
 	err   error // the first failure of a write; it is final
 }
@@ -218,7 +253,7 @@ func (w *posixWriter) Sum() image.Blob {
 	if w.file != nil && w.buf.Flush() != nil {
 		return image.Blob{} // Commit will say why
 	}
-	return image.Blob{Digest: formatDigest(w.hash), Size: w.size}
+	return image.Blob{Digest: formatDigest(w.sink.hash), Size: w.size}
 }
 
 func (w *posixWriter) Commit(ctx context.Context) (image.Blob, error) {
@@ -337,6 +372,14 @@ func (t *tempDir) close() error {
 	return errors.Join(os.RemoveAll(t.dir), os.Remove(t.lock.Name()), t.lock.Close())
 }
 
+// blobError is storeError where a missing file means a missing blob.
+func blobError(verb, digest string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return sandbox.Errorf(sandbox.NotFound, "blob_not_found", "the image store has no blob %s", digest).WithCause(err)
+	}
+	return storeError(verb, digest, err)
+}
+
 // storeError gives what a user can act on its class; what names a blob or a directory.
 func storeError(verb, what string, err error) error {
 	var known *sandbox.Error
@@ -344,7 +387,8 @@ func storeError(verb, what string, err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, fs.ErrNotExist):
-		return sandbox.Errorf(sandbox.NotFound, "blob_not_found", "the image store has no blob %s", what).WithCause(err)
+		return sandbox.Errorf(sandbox.Unavailable, "store_unavailable",
+			"the image store's directory is gone; check its file system and start again").WithCause(err)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return sandbox.Errorf(sandbox.ResourceExhausted, "store_full",
 			"the image store has no space left; remove environments that are not needed, or enlarge its disk").WithCause(err)
