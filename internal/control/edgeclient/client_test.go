@@ -344,7 +344,9 @@ func TestDownEndsStreamsInFlight(t *testing.T) {
 	}
 	<-ended
 	c.SetDown(false)
-	e.Set(func(h *edgetest.Hooks) { h.Bytes = func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "up") } })
+	e.Set(func(h *edgetest.Hooks) {
+		h.Bytes = func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "up") }
+	})
 	res, err = http.Get(s.URL + "/v1/sandboxes/x/files")
 	if err != nil {
 		t.Fatal(err)

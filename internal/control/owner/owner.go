@@ -4,9 +4,12 @@
 //
 //	            Admit ── Start                    Ready
 //	(nothing) ─────────────────> starting ──────────────────> live ── Deleted, EndList ──> (nothing)
-//	                                │ Abandon, Cancel, Deleted
-//	                                v            Ended (also from starting)
-//	                             ending ──────────────────> (nothing)
+//	                                │ Abandon, Cancel, Deleted   │ Recall
+//	                                v                            │
+//	                             ending <────────────────────────┘
+//	                                │ Ended (also from starting)
+//	                                v
+//	                            (nothing)
 //
 // What surprises:
 //
@@ -110,16 +113,8 @@ func New(quota int) *Owner {
 // Wanted is the number of sandboxes that hold quota.
 func (o *Owner) Wanted() int { return o.wanted }
 
-// OnEdge is how many of them are live on an edge.
-func (o *Owner) OnEdge(e sandbox.EdgeCode) int {
-	n := 0
-	for _, v := range o.byEdge[e] {
-		if v.state == live {
-			n++
-		}
-	}
-	return n
-}
+// OnEdge is how many sandboxes are known to be on an edge, also those that start and end.
+func (o *Owner) OnEdge(e sandbox.EdgeCode) int { return len(o.byEdge[e]) }
 
 // Admit decides about a create. It fails with AlreadyExists (idempotency_key_reused), ResourceExhausted (quota_exceeded),
 // Canceled (create_canceled) and DeadlineExceeded.
@@ -231,6 +226,19 @@ func (o *Owner) Abandon(t Ticket) bool {
 	}
 	e.state = ending
 	o.wanted--
+	return true
+}
+
+// Recall takes a Ready back: the answer reached nobody. From then on it is as if it had been abandoned. It reports whether
+// that sandbox was still wanted.
+func (o *Owner) Recall(t Ticket, id sandbox.ID) bool {
+	e := o.byID[id]
+	if e == nil || t == 0 || e.ticket != t || e.state != live {
+		return false
+	}
+	e.state = ending
+	o.wanted--
+	o.byTicket[t] = e
 	return true
 }
 

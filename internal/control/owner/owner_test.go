@@ -105,6 +105,20 @@ func TestAbandonedCreateFreesQuotaAtOnceAndKeyAtItsEnd(t *testing.T) {
 	wanted(t, o, 1)
 }
 
+func TestAnswerThatReachedNobody(t *testing.T) {
+	o := New(0)
+	v := admit(t, o, req("k", "d"), Start)
+	id := sandbox.NewID(edge)
+	o.Ready(v.Ticket, id)
+	if o.Recall(v.Ticket+1, id) || !o.Recall(v.Ticket, id) || o.Recall(v.Ticket, id) {
+		t.Fatal("recall must work once, for its own create")
+	}
+	wanted(t, o, 0)
+	admit(t, o, req("k", "d"), Wait)
+	o.Ended(v.Ticket)
+	admit(t, o, req("k", "d"), Start)
+}
+
 func TestCancelByKey(t *testing.T) {
 	o := New(0)
 	k := Key{"p", "k"}
@@ -312,6 +326,12 @@ func TestRandomEvents(t *testing.T) {
 					o.Cancel(t0.Add(-time.Hour), Key{"p", []string{"a", "b", "c"}[r.IntN(3)]})
 				}
 			case 8:
+				if len(ids) > 0 && len(tickets) > 0 && r.IntN(3) == 0 {
+					id := ids[r.IntN(len(ids))]
+					if e := o.byID[id]; e != nil {
+						o.Recall(e.ticket, id)
+					}
+				}
 				if listing == nil {
 					listing = o.BeginList(edge)
 					continue

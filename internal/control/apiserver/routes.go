@@ -1,0 +1,131 @@
+package apiserver
+
+import (
+	"net/http"
+	"path"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"dsec/api/dsec/v1/dsecv1connect"
+	"dsec/internal/control/iam"
+	"dsec/sandbox"
+)
+
+// Bounds of request bodies, in bytes.
+const (
+	maxMessage     = 1 << 20
+	maxExecMessage = 20 << 20 // a script of 16 MiB, as JSON with escapes
+	noLimit        = -1
+)
+
+// A route is one thing that can be asked. Every route has a permission; there is no way to leave it out.
+type route struct {
+	pattern    string // of http.ServeMux
+	permission iam.Permission
+	limit      int64         // of the body; noLimit where a quota further in bounds it
+	idle       time.Duration // longest pause within the body; 0 = none
+	handler    http.Handler
+}
+
+func (s *Server) table() []route {
+	options := []connect.HandlerOption{
+		connect.WithInterceptors(s.translator()),
+		connect.WithCodec(strictJSON{"json"}), connect.WithCodec(strictJSON{"json; charset=utf-8"}),
+		connect.WithCompressMinBytes(4 << 10),
+		connect.WithConditionalHandlerOptions(func(spec connect.Spec) []connect.HandlerOption {
+			return []connect.HandlerOption{connect.WithReadMaxBytes(messageLimit(spec.Procedure))}
+		}),
+	}
+	_, sandboxes := dsecv1connect.NewSandboxServiceHandler(sandboxService{s}, options...)
+	_, environments := dsecv1connect.NewEnvironmentServiceHandler(environmentService{s}, options...)
+	_, system := dsecv1connect.NewSystemServiceHandler(systemService{s}, options...)
+	rpc := func(procedure string, p iam.Permission, h http.Handler) route {
+		return route{"POST " + procedure, p, int64(messageLimit(procedure)), s.o.BodyIdle, h}
+	}
+	const files, commands = "/v1/sandboxes/{id}/files", "/v1/sandboxes/{id}/commands/{cmd}/"
+	return []route{
+		rpc(dsecv1connect.SandboxServiceCreateSandboxProcedure, iam.Use, sandboxes),
+		rpc(dsecv1connect.SandboxServiceCreateSandboxesProcedure, iam.Use, sandboxes),
+		rpc(dsecv1connect.SandboxServiceGetSandboxProcedure, iam.Read, sandboxes),
+		rpc(dsecv1connect.SandboxServiceListSandboxesProcedure, iam.Read, sandboxes),
+		rpc(dsecv1connect.SandboxServiceDeleteSandboxProcedure, iam.Use, sandboxes),
+		rpc(dsecv1connect.SandboxServiceExecProcedure, iam.Use, sandboxes),
+		rpc(dsecv1connect.SandboxServiceGetCommandProcedure, iam.Read, sandboxes),
+		rpc(dsecv1connect.SandboxServiceListCommandsProcedure, iam.Read, sandboxes),
+		rpc(dsecv1connect.SandboxServiceKillCommandProcedure, iam.Use, sandboxes),
+		rpc(dsecv1connect.EnvironmentServiceListEnvironmentsProcedure, iam.Read, environments),
+		rpc(dsecv1connect.EnvironmentServiceGetEnvironmentProcedure, iam.Read, environments),
+		rpc(dsecv1connect.EnvironmentServiceRemoveEnvironmentProcedure, iam.Publish, environments),
+		rpc(dsecv1connect.SystemServiceGetInfoProcedure, iam.Read, system),
+
+		{"GET " + files, iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
+		{"PUT " + files, iam.Use, noLimit, s.o.BodyIdle, http.HandlerFunc(s.serveBytes)},
+		{"GET " + commands + "stdout", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
+		{"GET " + commands + "stderr", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
+		{"PUT " + commands + "stdin", iam.Use, noLimit, 0, http.HandlerFunc(s.serveBytes)}, // a person may think for hours
+		{"POST /v1/environments/{kind}/{name...}", iam.Publish, s.o.MaxArchiveBytes, s.o.BodyIdle, http.HandlerFunc(s.importEnvironment)},
+	}
+}
+
+func messageLimit(procedure string) int {
+	if procedure == dsecv1connect.SandboxServiceExecProcedure {
+		return maxExecMessage
+	}
+	return maxMessage
+}
+
+// healthPath is the one thing that needs no key. It says that this process answers, and nothing else.
+const healthPath = "/healthz"
+
+func (s *Server) build() http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range s.routes {
+		mux.Handle(r.pattern, s.guard(r))
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == healthPath && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, _ = w.Write([]byte("ok\n")) // the prober went away
+			return
+		}
+		s.exchange(w, r, mux)
+	})
+}
+
+// dispatch finds the route. A path that tries to be another one is refused instead of redirected, which is what ServeMux
+// would do.
+func dispatch(x *exchange, r *http.Request, mux *http.ServeMux) {
+	if p := r.URL.Path; p == "" || p[0] != '/' || path.Clean(p) != p {
+		x.fail(r, sandbox.Errorf(sandbox.InvalidArgument, "bad_path", "the path of the request is not in its shortest form"))
+		return
+	}
+	if _, pattern := mux.Handler(r); pattern == "" {
+		x.fail(r, sandbox.Errorf(sandbox.NotFound, "no_such_route", "there is nothing at %s %.100q", r.Method, r.URL.Path))
+		return
+	}
+	mux.ServeHTTP(x, r)
+}
+
+// guard checks the permission and bounds the body.
+func (s *Server) guard(rt route) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := w.(*exchange)
+		if !x.who.Role.May(rt.permission) {
+			x.fail(r, sandbox.Errorf(sandbox.PermissionDenied, "permission_denied", "the role %q of this key may not do this", string(x.who.Role)))
+			return
+		}
+		if rt.limit >= 0 && r.ContentLength > rt.limit {
+			x.fail(r, tooLarge(rt.limit))
+			return
+		}
+		if r.Body != nil && r.Body != http.NoBody {
+			x.boundBody(r, rt.limit, rt.idle)
+		}
+		rt.handler.ServeHTTP(x, r)
+	})
+}
+
+func tooLarge(limit int64) error {
+	return sandbox.Errorf(sandbox.ResourceExhausted, "request_too_large", "the request's body is larger than the %d bytes that this route takes", limit)
+}
