@@ -121,3 +121,17 @@ func (d *SocketDir) Remove(name string) error {
 func Refused(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAGAIN)
 }
+
+// ShutdownWrite tells the other end of a socket that nothing more comes; the socket can still be read.
+func ShutdownWrite(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("shut down socket: %w", err)
+	}
+	var failure error
+	err = raw.Control(func(fd uintptr) { failure = unix.Shutdown(int(fd), unix.SHUT_WR) })
+	if err = errors.Join(err, failure); err != nil {
+		return fmt.Errorf("shut down socket: %w", err)
+	}
+	return nil
+}

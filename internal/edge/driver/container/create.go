@@ -200,14 +200,13 @@ func (d *Driver) launch(ctx context.Context, id sandbox.ID, rec *record, b *buil
 	b.close() // else the end of the socket would never be seen
 	t := &takeoff{driver: d, id: id, rec: rec, control: b.remote}
 	err = t.follow(ctx)
-	if err != nil { // it may hang; it is our child and not reaped, so it is the right one
-		_ = linux.Kill(stagePid)
-	}
-	_, reapErr := linux.Reap(stagePid)
 	if err == nil && t.process == nil {
 		err = fmt.Errorf("stage ended without a report")
 	}
-	if err = errors.Join(err, reapErr); err != nil {
+	if err != nil {
+		return nil, errors.Join(err, t.giveUp(stagePid))
+	}
+	if _, err := linux.Reap(stagePid); err != nil {
 		return nil, errors.Join(err, t.abort())
 	}
 	return t.process, nil

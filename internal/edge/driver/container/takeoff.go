@@ -29,8 +29,16 @@ func (t *takeoff) follow(ctx context.Context) error {
 	if err := t.control.SetReadDeadline(time.Now().Add(startDeadline)); err != nil {
 		return fmt.Errorf("set deadline: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = t.control.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
+	fired := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = t.control.SetReadDeadline(time.Unix(1, 0))
+		close(fired)
+	})
+	defer func() {
+		if !stop() {
+			<-fired // or it would cut short what is read later
+		}
+	}()
 	for {
 		r, err := readReport(t.control)
 		switch {
@@ -81,7 +89,39 @@ func (t *takeoff) clear(ctx context.Context, pid int) error {
 	return nil
 }
 
-// abort ends the process of a start that failed, and reaps it. It tells how it had ended, if that was not by itself.
+// giveUp ends a start that failed. stage's first process does not wait for anything and is not killed: it may have made PID 1 and
+// not said so yet, and then nobody would reap that. PID 1 ends when nothing more can come from us. The error tells how it
+// had ended before, if that was not by itself.
+func (t *takeoff) giveUp(stagePid int) error {
+	shutErr := linux.ShutdownWrite(t.control)
+	exit, err := linux.Reap(stagePid)
+	if err == nil && exit.Signal != 0 {
+		err = fmt.Errorf("stage ended by signal %d", exit.Signal)
+	}
+	if t.process == nil {
+		t.findProcess()
+	}
+	return errors.Join(shutErr, err, t.abort())
+}
+
+// findProcess reads what stage reported after nobody listened any more.
+func (t *takeoff) findProcess() {
+	const patience = time.Second
+	if err := t.control.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		return
+	}
+	for {
+		r, err := readReport(t.control)
+		if err != nil {
+			return
+		}
+		if r.kind == reportPid {
+			t.process, _ = linux.OpenProcess(int(r.value))
+			return
+		}
+	}
+}
+
 func (t *takeoff) abort() error {
 	if t.process == nil {
 		return nil
@@ -89,11 +129,14 @@ func (t *takeoff) abort() error {
 	defer t.process.Close()
 	_ = linux.Kill(t.process.Pid) // our child, not reaped: the right one. Dead already, it keeps its status
 	exit, err := linux.Reap(t.process.Pid)
-	if err == nil && exit.Signal != 0 {
+	if err == nil && exit.Signal != 0 && exit.Signal != killSignal {
 		err = fmt.Errorf("the sandbox's first process ended by signal %d", exit.Signal)
 	}
 	return err
 }
+
+// killSignal is SIGKILL, which is also what abort sends.
+const killSignal = 9
 
 // at tells tests that a point is reached.
 func (d *Driver) at(point string) {
