@@ -177,13 +177,11 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // TestDamageIsSeen flips bytes of an image everywhere: reading may fail or differ, and never panics or runs on.
 func TestDamageIsSeen(t *testing.T) {
-	meta := randomSample(t, 3, 40, 2).metadata(t)
-	for i := BlockSize; i < len(meta); i++ {
-		for _, mask := range []byte{1, 0x80, 0xff} {
-			b := bytes.Clone(meta)
-			b[i] ^= mask
-			read(t, b)
-		}
+	meta := randomSample(t, 3, 25, 2).metadata(t)
+	for i := BlockSize; i < len(meta); i += 1 + i%5 {
+		b := bytes.Clone(meta)
+		b[i] ^= []byte{1, 0x80, 0xff}[i%3]
+		read(t, b)
 	}
 	for i := superOffset; i < slotOffset+2*slotSize; i++ { // the checksum covers all of it
 		b := bytes.Clone(meta)

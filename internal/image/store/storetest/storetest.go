@@ -138,8 +138,10 @@ func readBack(t *testing.T, st store.Store, b image.Blob, content []byte) {
 	if o.Size() != b.Size {
 		t.Errorf("size %d, want %d", o.Size(), b.Size)
 	}
-	if err := iotest.TestReader(io.NewSectionReader(o, 0, o.Size()), content); len(content) < 10_000 && err != nil {
-		t.Error(err)
+	if len(content) < 10_000 { // it reads byte by byte
+		if err := iotest.TestReader(io.NewSectionReader(o, 0, o.Size()), content); err != nil {
+			t.Error(err)
+		}
 	}
 	if got, err := io.ReadAll(o); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("read %d bytes, %v", len(got), err)
