@@ -26,8 +26,8 @@ var journalPoints = map[journal.Op]*failpoint.Point{
 	journal.OpForgotten: failpoint.New("journal.forgotten"),
 }
 
-func (e *Edge) record(r journal.Record) error {
-	return journalPoints[r.Op].Around(e.ctx, func() error { return e.journal.Append(r) })
+func (e *Edge) record(ctx context.Context, r journal.Record) error {
+	return journalPoints[r.Op].Around(ctx, func() error { return e.journal.Append(r) })
 }
 
 // event raises one on in's life and carries out what it demands. It returns when the record is written, not when the
@@ -56,7 +56,7 @@ func (e *Edge) event(in *instance, raise func(l *life, now time.Time) effects) {
 	if fx&recordEnding != 0 {
 		e.log.Info("sandbox ends", "sandbox_id", in.id, "reason", reason.Code, "message", reason.Message)
 		if journaled {
-			if err := e.record(journal.Record{Op: journal.OpEnding, ID: in.id, Reason: &reason}); err != nil {
+			if err := e.record(e.ctx, journal.Record{Op: journal.OpEnding, ID: in.id, Reason: &reason}); err != nil {
 				// It is torn down all the same: after a restart it would be found dead.
 				e.log.Error("ending is not recorded", "sandbox_id", in.id, "error", err)
 			}
@@ -227,7 +227,7 @@ func (e *Edge) finish(in *instance) {
 	in.made.handle = nil
 	in.mu.Unlock()
 	if journaled {
-		if err := e.record(journal.Record{Op: journal.OpEnded, ID: in.id, Reason: &reason}); err != nil {
+		if err := e.record(e.ctx, journal.Record{Op: journal.OpEnded, ID: in.id, Reason: &reason}); err != nil {
 			e.log.Error("end is not recorded", "sandbox_id", in.id, "error", err)
 		}
 	}
@@ -255,7 +255,7 @@ func (e *Edge) forget(in *instance) {
 	if !journaled {
 		return
 	}
-	if err := e.record(journal.Record{Op: journal.OpForgotten, ID: in.id}); err != nil {
+	if err := e.record(e.ctx, journal.Record{Op: journal.OpForgotten, ID: in.id}); err != nil {
 		e.log.Warn("forgetting is not recorded", "sandbox_id", in.id, "error", err)
 	}
 }

@@ -137,7 +137,7 @@ func (e *Edge) touch(in *instance) {
 	if now.Sub(time.Unix(0, was)) < activityGrain(in.intent.Spec.IdleTimeout) || !in.recorded.CompareAndSwap(was, now.UnixNano()) {
 		return
 	}
-	if err := e.record(journal.Record{Op: journal.OpActivity, ID: in.id, At: now}); err != nil {
+	if err := e.record(e.ctx, journal.Record{Op: journal.OpActivity, ID: in.id, At: now}); err != nil {
 		e.log.Warn("activity is not recorded", "sandbox_id", in.id, "error", err)
 	}
 }

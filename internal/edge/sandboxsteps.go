@@ -46,11 +46,11 @@ func (m *making) update(f func(*made)) {
 }
 
 // setupAdmit reserves room and writes the intent: from here on the sandbox is found after a crash.
-func setupAdmit(_ context.Context, m *making) error {
+func setupAdmit(ctx context.Context, m *making) error {
 	if err := m.e.reserve(m.in); err != nil {
 		return err
 	}
-	if err := m.e.record(journal.Record{Op: journal.OpIntent, ID: m.in.id, Intent: m.in.intent}); err != nil {
+	if err := m.e.record(ctx, journal.Record{Op: journal.OpIntent, ID: m.in.id, Intent: m.in.intent}); err != nil {
 		return fmt.Errorf("recording intent: %w", err)
 	}
 	m.in.mu.Lock()
@@ -200,12 +200,12 @@ func setupGuest(ctx context.Context, m *making) error {
 }
 
 // setupReady writes what finds the sandbox again: from here on it survives the edge.
-func setupReady(_ context.Context, m *making) error {
+func setupReady(ctx context.Context, m *making) error {
 	d := m.in.snapshot().made
 	if d.handle == nil {
 		return sandbox.Errorf(sandbox.Internal, "internal", "internal error: ready without a handle")
 	}
-	err := m.e.record(journal.Record{Op: journal.OpRunning, ID: m.in.id, Running: &journal.Running{
+	err := m.e.record(ctx, journal.Record{Op: journal.OpRunning, ID: m.in.id, Running: &journal.Running{
 		Handle: *d.handle, Cgroups: d.cgroups, Network: d.network, Rootfs: d.rootfs, ReadyAt: time.Now(), Took: sandboxSteps.Took(&m.in.progress),
 	}})
 	if err != nil {

@@ -78,7 +78,7 @@ func (e *Edge) settleForDetach(ctx context.Context, in *instance) bool {
 		}
 	case sandbox.Ready:
 		last := time.Unix(0, in.lastUse.Load())
-		if err := e.record(journal.Record{Op: journal.OpActivity, ID: in.id, At: last}); err != nil {
+		if err := e.record(e.ctx, journal.Record{Op: journal.OpActivity, ID: in.id, At: last}); err != nil {
 			e.log.Warn("activity is not recorded", "sandbox_id", in.id, "error", err)
 		}
 	}
