@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-var batches = sync.Pool{New: func() any { b := make([]byte, 0, batch+MaxData+2*HeaderLen); return &b }}
+// batches start small: most carry a few control frames, and the pool is emptied at every collection.
+var batches = sync.Pool{New: func() any { b := make([]byte, 0, 2<<10); return &b }}
 
 // Flush writes what is queued, as far as the kernel takes it at once; a goroutine writes the rest. If somebody is
 // writing already, they will.
@@ -45,6 +46,11 @@ func (c *Conn) Flush() {
 
 // background writes first and then all that is queued in a goroutine that may block.
 func (c *Conn) background(first *[]byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil { // Serve may be waiting for writers already
+		return
+	}
 	c.writers.Go(func() {
 		for buf := first; ; buf = nil {
 			if buf == nil {

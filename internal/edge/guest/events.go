@@ -50,8 +50,8 @@ func (m *Command) onStarted(e *aetherv1.Started) error {
 		}
 	}
 	if m.request == nil { // only now is it known how much of its input aether has
-		if m.stdin != nil && m.adopted && m.stdin.sent == 0 {
-			m.stdin.base, m.stdin.sent = e.StdinOffset, e.StdinOffset
+		if m.stdin != nil && m.adopted && m.stdin.most == m.stdin.base {
+			m.stdin.base, m.stdin.sent, m.stdin.most = e.StdinOffset, e.StdinOffset, e.StdinOffset
 		}
 		for _, in := range []*input{m.script, m.stdin} {
 			if in != nil {
@@ -146,8 +146,8 @@ func (m *Command) ack(channel uint8, offset uint64, broken bool) error {
 	if in == nil {
 		return violation("an acknowledgement of no input")
 	}
-	if m.adopted && !m.attached && offset > in.sent {
-		in.base, in.sent = offset, offset // another edge sent it
+	if m.adopted && !m.attached && offset > in.most {
+		in.base, in.sent, in.most = offset, offset, offset // another edge sent it
 		return nil
 	}
 	return in.ack(offset, broken)

@@ -90,7 +90,7 @@ func (w *world) cut() {
 }
 
 func (w *world) options() Options {
-	return Options{ID: "test", Dial: w.dial, Key: w.key, OutputDir: filepath.Join(w.dir, "out"), Log: slog.New(slog.DiscardHandler)}
+	return Options{ID: "test", Dial: w.dial, Key: w.key, OutputDir: filepath.Join(w.dir, "out"), Log: slog.New(slog.NewTextHandler(w.t.Output(), nil))}
 }
 
 func (w *world) connect() *Client {
@@ -473,7 +473,7 @@ func TestReconnect(t *testing.T) {
 	})
 	n, err := m.WriteStdin(ctx, 0, bytes.NewReader(in), true)
 	if err != nil || n != int64(len(in)) {
-		t.Fatalf("%d, %v", n, err)
+		t.Fatalf("%d, %v; client: %v; %+v", n, err, c.Err(), m.Result())
 	}
 	close(stop)
 	wg.Wait()

@@ -19,9 +19,10 @@ type input struct {
 
 	base   uint64 // written to the command
 	buf    []byte // from base on
-	sent   uint64
-	end    bool // nothing follows buf
-	endOut bool // and that was sent
+	sent   uint64 // on this connection
+	most   uint64 // on any
+	end    bool   // nothing follows buf
+	endOut bool   // and that was sent
 	broken bool
 }
 
@@ -53,6 +54,7 @@ func (in *input) fill(l *link) func([]byte, int) ([]byte, uint64, wire.Flags, bo
 		n := min(uint64(limit), in.next()-offset, in.base+wire.Window-offset)
 		b = append(b, in.buf[offset-in.base:][:n]...)
 		in.sent += n
+		in.most = max(in.most, in.sent)
 		var flags wire.Flags
 		if in.end && in.sent == in.next() && !in.endOut {
 			in.endOut = true
@@ -65,9 +67,10 @@ func (in *input) fill(l *link) func([]byte, int) ([]byte, uint64, wire.Flags, bo
 
 // ack takes note of what was written, and whether anybody still reads.
 func (in *input) ack(offset uint64, broken bool) error {
-	if offset > in.sent {
+	if offset > in.most {
 		return violation("acknowledgement of input that was not sent")
 	}
+	in.sent = max(in.sent, offset) // what an earlier connection brought
 	if offset > in.base {
 		in.buf = in.buf[offset-in.base:] // not moved: a script may be long
 		in.base = offset
