@@ -3,179 +3,24 @@ package convert
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 	"time"
 
 	"dsec/internal/image"
 	"dsec/internal/image/erofs"
-	"dsec/internal/image/store"
 	"dsec/sandbox"
 )
-
-func open(t testing.TB) *store.Posix {
-	t.Helper()
-	st, err := store.OpenPosix(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := st.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return st
-}
-
-// An item is an entry of an archive in short.
-type item struct {
-	name string
-	typ  byte // 0 = file, or directory if the name ends with "/"
-	body string
-	link string
-	edit func(*tar.Header)
-}
-
-func tarOf(t testing.TB, items ...item) []byte {
-	t.Helper()
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, i := range items {
-		h := &tar.Header{Name: i.name, Typeflag: i.typ, Size: int64(len(i.body)), Linkname: i.link, Mode: 0o644,
-			ModTime: time.Unix(1e9, 5), Format: tar.FormatPAX}
-		if i.typ == 0 {
-			h.Typeflag = tar.TypeReg
-			if strings.HasSuffix(i.name, "/") {
-				h.Typeflag, h.Mode = tar.TypeDir, 0o755
-			}
-		}
-		if i.edit != nil {
-			i.edit(h)
-		}
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(w, i.body); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
-
-func xattr(kv ...string) func(*tar.Header) {
-	return func(h *tar.Header) {
-		h.PAXRecords = map[string]string{}
-		for i := 0; i < len(kv); i += 2 {
-			h.PAXRecords[paxXattr+kv[i]] = kv[i+1]
-		}
-	}
-}
-
-func compressed(t testing.TB, b []byte) []byte {
-	t.Helper()
-	var z bytes.Buffer
-	w := gzip.NewWriter(&z)
-	w.Write(b)
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return z.Bytes()
-}
-
-// describe lists a layer as "path type perm uid:gid nlink=…", with content, target and attributes.
-func describe(t testing.TB, st store.Store, m image.Manifest) []string {
-	t.Helper()
-	layer := m.Layers[0]
-	o, err := st.Open(t.Context(), layer.Metadata.Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer o.Close()
-	im, err := erofs.Open(o, o.Size())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := im.Verify(); err != nil {
-		t.Fatal(err)
-	}
-	var lines []string
-	err = Walk(t.Context(), st, layer, func(e Entry) error {
-		line := fmt.Sprintf("%s %o %d:%d", e.Path, e.Mode, e.UID, e.GID)
-		if e.Target != "" {
-			line += " -> " + e.Target
-		}
-		if e.Nlink > 1 && !e.IsDir() {
-			line += fmt.Sprintf(" n%d", e.Nlink)
-		}
-		if e.Size > 0 && e.Type() == erofs.TypeRegular {
-			line += " " + content(t, st, im, layer, e.Info)
-		}
-		xs, err := im.Xattrs(e.Info)
-		for _, x := range xs {
-			line += fmt.Sprintf(" %s=%q", x.Name, x.Value)
-		}
-		lines = append(lines, line)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return lines
-}
-
-func content(t testing.TB, st store.Store, im *erofs.Image, l image.Layer, i erofs.Info) string {
-	b := make([]byte, i.Size)
-	err := im.Extents(i, func(e erofs.Extent) error {
-		o, err := st.Open(t.Context(), l.Data[e.Device-1].Digest)
-		if err != nil {
-			return err
-		}
-		defer o.Close()
-		_, err = o.ReadAt(b[e.Off:e.Off+e.Len], int64(e.Block)*erofs.BlockSize)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(b) > 100 {
-		return fmt.Sprintf("%x", sha256.Sum256(b))
-	}
-	return string(b)
-}
-
-func mustImport(t testing.TB, st store.Store, b []byte, o Options) (image.Manifest, image.Blob) {
-	t.Helper()
-	if o.Kind == "" {
-		o.Kind = image.KindBase
-	}
-	m, blob, err := Import(t.Context(), st, bytes.NewReader(b), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m, blob
-}
-
-func blobs(t testing.TB, st store.Store) []string {
-	t.Helper()
-	var all []string
-	if err := st.List(t.Context(), func(b image.Blob) error { all = append(all, b.Digest); return nil }); err != nil {
-		t.Fatal(err)
-	}
-	slices.Sort(all)
-	return all
-}
 
 func TestImport(t *testing.T) {
 	owner := func(h *tar.Header) { h.Uid, h.Gid, h.Mode = 70000, 1<<31, 0o6755 }
@@ -440,7 +285,7 @@ func TestZerosBecomeHoles(t *testing.T) {
 	}
 }
 
-const defaultHole = 64 << 10
+const defaultHole = 64 << 10 // erofs.Data looks for holes of this size in ordinary files
 
 func TestProgress(t *testing.T) {
 	var calls []int64
@@ -474,31 +319,61 @@ func TestDamagedLayerIsSeen(t *testing.T) {
 	}
 }
 
-func FuzzImport(f *testing.F) {
-	f.Add(tarOf(f, item{name: "a/b", body: "x", edit: xattr("user.x", "y")}, item{name: "l", typ: tar.TypeLink, link: "a/b"}), false)
-	f.Add(tarOf(f, item{name: "d/.wh..wh..opq"}, item{name: "d/.wh.x"}, item{name: "s", typ: tar.TypeSymlink, link: "d"}), true)
-	f.Add(compressed(f, tarOf(f, item{name: "f", typ: tar.TypeFifo}, item{name: "c", typ: tar.TypeChar})), true)
-	st := open(f)
-	f.Fuzz(func(t *testing.T, b []byte, whiteouts bool) {
-		before := blobs(t, st)
-		m, _, err := Import(t.Context(), st, bytes.NewReader(b),
-			Options{Kind: image.KindBase, Whiteouts: whiteouts, MaxBytes: 1 << 20, MaxEntries: 1000})
-		if err != nil {
-			if sandbox.ClassOf(err) != sandbox.InvalidArgument {
-				t.Fatalf("%v has class %v", err, sandbox.ClassOf(err))
+func TestConcurrentImportsOfOneArchive(t *testing.T) {
+	st := open(t)
+	b := tarOf(t, item{name: "a", body: strings.Repeat("x", 300_000)}, item{name: "d/"})
+	digests := make([]string, 6)
+	var wg sync.WaitGroup
+	for i := range digests {
+		wg.Go(func() {
+			_, blob, err := Import(t.Context(), st, bytes.NewReader(b), Options{Kind: image.KindToolkit})
+			if err != nil {
+				t.Error(err)
 			}
-			if !slices.Equal(before, blobs(t, st)) {
-				t.Fatal("a refused archive left blobs")
-			}
-			return
+			digests[i] = blob.Digest
+		})
+	}
+	wg.Wait()
+	if slices.Sort(digests); digests[0] != digests[len(digests)-1] {
+		t.Errorf("digests differ: %v", digests)
+	}
+	if all := blobs(t, st); len(all) != 3 {
+		t.Errorf("%d blobs, want data, metadata and manifest", len(all))
+	}
+}
+
+// TestMemoryPerEntry reads a long archive up to its end marker and looks at what is held.
+func TestMemoryPerEntry(t *testing.T) {
+	const entries = 100_000
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for i := range entries {
+		h := &tar.Header{Name: fmt.Sprintf("usr/share/package-%d/some/file-with-a-name-%d.py", i/100, i), Typeflag: tar.TypeReg, Size: 1, Mode: 0o644, ModTime: time.Unix(1e9, 0)}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
 		}
-		describe(t, st, m)
-		for _, b := range blobs(t, st) {
-			if !slices.Contains(before, b) {
-				if err := st.Remove(t.Context(), b); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-	})
+		w.Write([]byte{'x'})
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	im := &importer{o: Options{}.withDefaults(), in: newInput(t.Context(), &b), root: erofs.NewDir(0o755), data: erofs.NewData(io.Discard, 1)}
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	if err := im.readArchive(); err != nil {
+		t.Fatal(err)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	held := int64(after.HeapAlloc) - int64(before.HeapAlloc)
+	if per := held / entries; per > 500 {
+		t.Errorf("%d bytes of memory per entry", per)
+	} else {
+		t.Logf("%d bytes of memory per entry, estimated %d", per, im.memory/entries)
+	}
+	if held > im.memory {
+		t.Errorf("%d bytes are held, the estimate says %d", held, im.memory)
+	}
+	runtime.KeepAlive(im)
 }

@@ -226,7 +226,7 @@ func (im *importer) parent(path string, parts []string) (*erofs.Inode, error) {
 func (im *importer) inode(hdr *tar.Header, content io.Reader) (*erofs.Inode, error) {
 	var n *erofs.Inode
 	switch hdr.Typeflag {
-	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse: //nolint:staticcheck // old archives have TypeRegA
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		n = &erofs.Inode{Mode: erofs.TypeRegular, Size: hdr.Size}
 	case tar.TypeDir:
 		n = erofs.NewDir(0)

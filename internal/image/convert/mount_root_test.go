@@ -22,6 +22,7 @@ import (
 	"dsec/internal/image/store"
 	"dsec/internal/image/treetest"
 	"dsec/internal/linux"
+	"dsec/sandbox"
 )
 
 // workDir is on a file system that the kernel mounts images from.
@@ -288,4 +289,30 @@ func benchTree(b *testing.B) string {
 		}
 	}
 	return dir
+}
+
+// TestStoreFull imports into a store without room: a typed error, and nothing is left.
+func TestStoreFull(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=3m,mode=755"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	st, err := store.OpenPosix(filepath.Join(dir, "store"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	_, _, err = Import(t.Context(), st, bytes.NewReader(tarOf(t, item{name: "a", body: strings.Repeat("x", 8<<20)})), Options{Kind: image.KindBase})
+	if sandbox.ClassOf(err) != sandbox.ResourceExhausted || sandbox.ReasonOf(err) != "store_full" {
+		t.Errorf("got %v", err)
+	}
+	if left := blobs(t, st); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	mustImport(t, st, tarOf(t, item{name: "a", body: "small"}), Options{})
 }

@@ -111,12 +111,16 @@ func randomContent(r *rand.Rand) []byte {
 
 var xattrNames = []string{"user.a", "user." + strings.Repeat("n", 250), "trusted.overlay.opaque", "trusted.x", "security.capability"}
 
-func randomXattrs(r *rand.Rand) []Xattr {
+// randomXattrs gives any attributes to files and directories, and to others those that the kernel allows them.
+func randomXattrs(r *rand.Rand, n *Inode) []Xattr {
 	if r.IntN(3) > 0 {
 		return nil
 	}
 	var xs []Xattr
 	for _, name := range xattrNames[:r.IntN(len(xattrNames))] {
+		if strings.HasPrefix(name, "user.") && !n.IsDir() && n.Type() != TypeRegular {
+			continue
+		}
 		b := make([]byte, []int{0, 1, r.IntN(100), r.IntN(3000)}[r.IntN(4)])
 		for i := range b {
 			b[i] = byte(r.Uint32())
@@ -164,9 +168,7 @@ func randomSample(t testing.TB, seed uint64, entries, blobs int) *sample {
 		if n.Type() == TypeBlock {
 			n.Rdev = Rdev(r.Uint32N(4096), r.Uint32N(1<<20))
 		}
-		if n.IsDir() || n.Type() == TypeRegular {
-			n.Xattrs = randomXattrs(r)
-		}
+		n.Xattrs = randomXattrs(r, n)
 		if !n.IsDir() {
 			linkable = append(linkable, n)
 		}

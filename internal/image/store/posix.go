@@ -307,19 +307,28 @@ func (p *Posix) publish(temp string, b image.Blob) error {
 	if err := syncDir(filepath.Dir(dir)); err != nil {
 		return err
 	}
-	err := os.Link(temp, path)
-	if errors.Is(err, fs.ErrExist) {
-		var st fs.FileInfo
-		if st, err = os.Lstat(path); err == nil && (st.Size() != b.Size || !st.Mode().IsRegular()) {
-			err = os.Rename(temp, path)
-		} else if errors.Is(err, fs.ErrNotExist) {
-			err = os.Link(temp, path) // it was removed in between
-		}
-	}
-	if err != nil {
+	if err := appear(temp, path, b.Size); err != nil {
 		return err
 	}
 	return syncDir(dir)
+}
+
+func appear(temp, path string, size int64) error {
+	err := os.Link(temp, path)
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		st, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) { // it was removed in between
+			return os.Rename(temp, path)
+		}
+		if err == nil && (st.Size() != size || !st.Mode().IsRegular()) {
+			return os.Rename(temp, path)
+		}
+		return err
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.ENOTSUP): // a file system without links
+		return os.Rename(temp, path)
+	}
+	return err
 }
 
 func syncDir(dir string) error {
