@@ -47,7 +47,7 @@ func (cl *client) send(ctx context.Context, method, path string, query url.Value
 		return nil, fmt.Errorf("making the request: %w", err)
 	}
 	if size != 0 {
-		r.Body, r.ContentLength = io.NopCloser(body), size
+		r.Body, r.ContentLength = body, size
 		r.Header.Set("Expect", "100-continue")
 	}
 	res, err := cl.do(r, header)
@@ -98,6 +98,28 @@ func (s *source) Read(p []byte) (int, error) {
 		s.mu.Unlock()
 	}
 	return n, err
+}
+
+// errNotWanted is what writes into a request's body when the request has ended.
+var errNotWanted = errors.New("the platform takes no more input")
+
+// Close ends a read that waits. The HTTP client calls it and waits for the read before a cancelled request returns.
+func (s *source) Close() error {
+	if p, ok := s.r.(*io.PipeReader); ok {
+		return p.CloseWithError(errNotWanted)
+	}
+	return nil // a file, which never waits and is its opener's
+}
+
+// piped makes a reader that can be closed of one whose reads cannot be interrupted, such as our standard input. Its goroutine
+// ends with the process or the input.
+func piped(from io.Reader) *io.PipeReader {
+	r, w := io.Pipe()
+	go func() {
+		_, err := io.Copy(w, from)
+		w.CloseWithError(err)
+	}()
+	return r
 }
 
 func (s *source) failure() error {

@@ -226,7 +226,7 @@ func (o *cpOptions) upload(ctx context.Context, c *console, cl *client, from str
 	}
 	if from == "-" {
 		q.Set("mode", "0644")
-		return cl.put(ctx, to, q, c.stdin, -1, nil) // read once, so it cannot be sent twice
+		return cl.put(ctx, to, q, piped(c.stdin), -1, nil) // read once, so it cannot be sent twice
 	}
 	f, err := os.Open(from)
 	if err != nil {
@@ -242,7 +242,7 @@ func (o *cpOptions) upload(ctx context.Context, c *console, cl *client, from str
 	}
 	q.Set("mode", fmt.Sprintf("%04o", info.Mode().Perm()))
 	if !info.Mode().IsRegular() {
-		return cl.put(ctx, to, q, f, -1, nil)
+		return cl.put(ctx, to, q, piped(f), -1, nil)
 	}
 	sum := sha256.New()
 	size, err := io.Copy(sum, f)

@@ -17,6 +17,7 @@ import (
 
 	dsecv1 "dsec/api/dsec/v1"
 	"dsec/internal/image"
+	"dsec/internal/image/archive"
 	"dsec/sandbox"
 )
 
@@ -46,7 +47,7 @@ func (k environmentKind) createCommand() command {
 		summary: "make a new " + k.word + " of a directory or tar archive",
 		details: fmt.Sprintf(`The directory's or archive's root becomes the root of the layer. A name that exists is replaced; running sandboxes keep what
 they have. Device nodes are left out and reported. An archive may be compressed with gzip.
-Packed by root, files keep their owners; packed by others, they belong to root.
+Of a directory packed by root, files keep their owners; packed by others, they belong to root.
 
   dsec %[1]s create mine:1 --from-dir ./rootfs
   curl -s https://example.org/rootfs.tar.gz | dsec %[1]s create mine:2 --from-tar - --workdir /src -e LANG=C.UTF-8`, k.word),
@@ -59,6 +60,8 @@ type createOptions struct {
 	dir, tar      string
 	user, workdir string
 	env           list
+	rootOwner     bool
+	oneFileSystem bool
 	asJSON        bool
 	context       *string
 }
@@ -67,6 +70,8 @@ func (k environmentKind) setupCreate(f *flagSet) action {
 	o := &createOptions{kind: k, context: contextFlag(f)}
 	f.StringVar(&o.dir, "from-dir", "", "pack this `DIR`ectory")
 	f.StringVar(&o.tar, "from-tar", "", "send this `FILE`, a tar archive; - is standard input")
+	f.BoolVar(&o.rootOwner, "root-owner", os.Geteuid() != 0, "all that is packed belongs to root; the default unless root packs")
+	f.BoolVar(&o.oneFileSystem, "one-file-system", false, "leave out what is mounted below the directory")
 	f.StringVar(&o.user, "user", "", "default `USER` of commands")
 	f.letter("u", "user")
 	f.StringVar(&o.workdir, "workdir", "", "default working `DIR`ectory of commands")
@@ -139,9 +144,9 @@ func (o *createOptions) open(ctx context.Context, c *console) (*archiveSource, e
 		if !info.IsDir() {
 			return nil, usagef("%s is no directory; an archive is given with --from-tar", o.dir)
 		}
-		return packDirectory(ctx, o.dir), nil
+		return packDirectory(ctx, c, o.dir, archive.Options{RootOwner: o.rootOwner, OneFileSystem: o.oneFileSystem}), nil
 	case o.tar == "-":
-		return &archiveSource{Reader: c.stdin, size: -1, close: func() error { return nil }}, nil
+		return &archiveSource{Reader: piped(c.stdin), size: -1, close: func() error { return nil }}, nil
 	}
 	f, err := os.Open(o.tar)
 	if err != nil {
@@ -158,32 +163,11 @@ func (o *createOptions) open(ctx context.Context, c *console) (*archiveSource, e
 	return &archiveSource{Reader: f, size: size, close: f.Close}, nil
 }
 
-// packDirectory packs a directory while it is sent.
-func packDirectory(ctx context.Context, dir string) *archiveSource {
-	r, w := io.Pipe()
-	done := make(chan error, 1)
-	go func() {
-		err := writeTar(ctx, w, dir)
-		w.CloseWithError(err)
-		done <- err
-	}()
-	return &archiveSource{Reader: r, size: -1, close: func() error {
-		r.CloseWithError(errNotWanted)
-		if err := <-done; err != nil && !errors.Is(err, errNotWanted) {
-			return fmt.Errorf("packing %s: %w", dir, err)
-		}
-		return nil
-	}}
-}
-
-// errNotWanted is what the packer sees when the platform takes no more of the archive.
-var errNotWanted = errors.New("the platform takes no more of the archive")
-
 // sendEnvironment posts the archive. It is sent once: a broken upload leaves nothing, and the user repeats it.
 func (c *console) sendEnvironment(ctx context.Context, cl *client, path string, query url.Values, body *archiveSource) (*dsecv1.Environment, error) {
 	bar := newProgress(c.stderr, body.size)
 	defer bar.done()
-	src := &source{r: body, report: bar.report}
+	src := &source{r: body.Reader, report: bar.report}
 	res, err := cl.send(ctx, http.MethodPost, path, query, src, body.size, http.Header{"Content-Type": {"application/x-tar"}})
 	if err != nil {
 		return nil, cl.explain(ctx, err)

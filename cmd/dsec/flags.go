@@ -155,7 +155,7 @@ func (f *flagSet) describe() string {
 		if placeholder != "" && !isBoolFlag(g) {
 			left += " " + placeholder
 		}
-		if d := g.DefValue; d != "" && d != "false" && d != "0" && d != "0s" {
+		if d := g.DefValue; d != "" && d != "false" && d != "true" && d != "0" && d != "0s" {
 			usage += " (default " + d + ")"
 		}
 		width = max(width, len(left))

@@ -61,7 +61,9 @@ type table struct {
 func newTable(header ...string) *table {
 	t := &table{}
 	t.w = tabwriter.NewWriter(&t.buf, 0, 0, 3, ' ', 0)
-	t.row(header...)
+	if len(header) > 0 {
+		t.row(header...)
+	}
 	return t
 }
 

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -111,117 +109,4 @@ func (o *rmOptions) targets(ctx context.Context, c *console, cl *client, args []
 		}
 	}
 	return ids, failed
-}
-
-var killCommand = command{
-	name: "kill", group: groupSandboxes, args: "SANDBOX [COMMAND...]",
-	summary: "kill commands in a sandbox; the sandbox stays",
-	details: `COMMAND is a command's id as ` + "`dsec logs SANDBOX --list`" + ` shows it; without one, all running commands are meant. SIGKILL goes to the
-whole tree of processes, another signal to the command's process group. The ids of the commands are printed.
-
-  dsec kill s4k2
-  dsec kill -s INT s4k2 5f3a`,
-	setup: setupKill,
-}
-
-func setupKill(f *flagSet) action {
-	contextName := contextFlag(f)
-	signal := f.String("signal", "KILL", "`SIGNAL` by name or number")
-	f.letter("s", "signal")
-	f.Bool("json", false, jsonHelp+`: {"id": ...} for each command`)
-	return func(ctx context.Context, c *console, args []string) error {
-		if err := wantArgs(args, 1, -1, "the sandbox"); err != nil {
-			return err
-		}
-		number, err := signalNumber(*signal)
-		if err != nil {
-			return err
-		}
-		cl, err := c.dial(*contextName)
-		if err != nil {
-			return err
-		}
-		id, err := cl.resolve(ctx, args[0])
-		if err != nil {
-			return err
-		}
-		commands, err := cl.commandsToKill(ctx, id, args[1:])
-		if err != nil {
-			return err
-		}
-		return killAll(ctx, c, cl, id, commands, number, f.on("json"))
-	}
-}
-
-func killAll(ctx context.Context, c *console, cl *client, sandboxID string, commands []string, signal int32, asJSON bool) error {
-	failed := false
-	for _, command := range commands {
-		_, err := invoke(ctx, cl, cl.sandboxes.KillCommand, &dsecv1.KillCommandRequest{SandboxId: sandboxID, CommandId: command, Signal: signal})
-		if err != nil {
-			if ctx.Err() != nil {
-				return err
-			}
-			c.sayError(err, asJSON)
-			failed = true
-			continue
-		}
-		if asJSON {
-			err = c.printJSON(map[string]string{"id": command})
-		} else {
-			err = c.print("%s\n", command)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if failed {
-		return &exitError{code: exitFailure}
-	}
-	return nil
-}
-
-// commandsToKill resolves the named commands, or all that run.
-func (cl *client) commandsToKill(ctx context.Context, sandboxID string, refs []string) ([]string, error) {
-	all, err := cl.commands(ctx, sandboxID)
-	if err != nil {
-		return nil, err
-	}
-	var ids []string
-	if len(refs) == 0 {
-		for _, r := range all {
-			if r.GetRunning() {
-				ids = append(ids, r.GetCommandId())
-			}
-		}
-		return ids, nil
-	}
-	for _, ref := range refs {
-		r, err := matchCommand(all, ref)
-		if err != nil {
-			return nil, err
-		}
-		ids = append(ids, r.GetCommandId())
-	}
-	return ids, nil
-}
-
-// signals are Linux's numbers: they are meant for the sandbox, whatever dsec runs on.
-var signals = map[string]int32{
-	"HUP": 1, "INT": 2, "QUIT": 3, "ABRT": 6, "KILL": 9, "USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14,
-	"TERM": 15, "CHLD": 17, "CONT": 18, "STOP": 19, "TSTP": 20, "WINCH": 28,
-}
-
-// signalNumber parses "TERM", "sigterm" and "15". SIGKILL is 0, which to the API means the whole tree.
-func signalNumber(s string) (int32, error) {
-	name := strings.TrimPrefix(strings.ToUpper(s), "SIG")
-	n, ok := signals[name]
-	if !ok {
-		if _, err := fmt.Sscanf(name+"\n", "%d\n", &n); err != nil || n < 1 || n > 64 {
-			return 0, usagef("%q is not a signal", s)
-		}
-	}
-	if n == signals["KILL"] {
-		return 0, nil
-	}
-	return n, nil
 }
