@@ -112,7 +112,10 @@ func (im *importer) publish(ctx context.Context, st store.Store, data store.Writ
 	var layer image.Layer
 	var devices []erofs.Device
 	if blocks := im.data.Blocks(); blocks > 0 {
-		blob := data.Sum()
+		blob, err := data.Sum()
+		if err != nil {
+			return m, b, err
+		}
 		layer.Data = []image.Blob{blob}
 		devices = []erofs.Device{{Digest: blob.Digest[len(image.DigestPrefix):], Blocks: blocks}}
 	}
@@ -124,7 +127,9 @@ func (im *importer) publish(ctx context.Context, st store.Store, data store.Writ
 	if err := erofs.Write(metadata, im.root, devices); err != nil {
 		return m, b, fmt.Errorf("write layer: %w", err)
 	}
-	layer.Metadata = metadata.Sum()
+	if layer.Metadata, err = metadata.Sum(); err != nil {
+		return m, b, err
+	}
 	im.manifest.Layers = []image.Layer{layer}
 	encoded, err := im.manifest.Encode()
 	if err != nil {

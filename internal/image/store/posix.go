@@ -249,11 +249,19 @@ func (w *posixWriter) Write(b []byte) (int, error) {
 	return n, w.err
 }
 
-func (w *posixWriter) Sum() image.Blob {
-	if w.file != nil && w.buf.Flush() != nil {
-		return image.Blob{} // Commit will say why
+func (w *posixWriter) Sum() (image.Blob, error) {
+	if w.file == nil {
+		return image.Blob{}, errEnded
 	}
-	return image.Blob{Digest: formatDigest(w.sink.hash), Size: w.size}
+	if w.err == nil {
+		if err := w.buf.Flush(); err != nil {
+			w.err = storeError("write", "a blob", err)
+		}
+	}
+	if w.err != nil {
+		return image.Blob{}, w.err
+	}
+	return image.Blob{Digest: formatDigest(w.sink.hash), Size: w.size}, nil
 }
 
 func (w *posixWriter) Commit(ctx context.Context) (image.Blob, error) {
@@ -261,13 +269,13 @@ func (w *posixWriter) Commit(ctx context.Context) (image.Blob, error) {
 		return image.Blob{}, errEnded
 	}
 	defer w.Abort()
-	if err := errors.Join(ctx.Err(), w.err); err != nil {
+	if err := ctx.Err(); err != nil {
 		return image.Blob{}, err
 	}
-	if err := w.buf.Flush(); err != nil {
-		return image.Blob{}, storeError("write", "a blob", err)
+	b, err := w.Sum()
+	if err != nil {
+		return image.Blob{}, err
 	}
-	b := w.Sum()
 	if err := w.file.Chmod(0o444); err != nil {
 		return image.Blob{}, storeError("publish", b.Digest, err)
 	}

@@ -45,8 +45,8 @@ type Store interface {
 // A Writer takes one blob's bytes. It is not safe for concurrent use.
 type Writer interface {
 	io.Writer
-	// Sum is the blob that Commit would publish. More may be written after it.
-	Sum() image.Blob
+	// Sum is the blob that Commit would publish. More may be written after it. It fails if a write has failed.
+	Sum() (image.Blob, error)
 	// Commit makes the bytes durable and publishes them. It ends the writer also when it fails.
 	Commit(ctx context.Context) (image.Blob, error)
 	// Abort drops what was written. After Commit or Abort it does nothing, so it can be deferred.

@@ -194,6 +194,9 @@ func endedWriters(t *testing.T, st store.Store) {
 		if _, err := w.Write([]byte("x")); err == nil {
 			t.Error("write after an end succeeds")
 		}
+		if _, err := w.Sum(); err == nil {
+			t.Error("sum after an end succeeds")
+		}
 		if _, err := w.Commit(t.Context()); err == nil {
 			t.Error("commit after an end succeeds")
 		}
@@ -212,11 +215,11 @@ func sumIsWhatCommits(t *testing.T, st store.Store) {
 			t.Fatal(err)
 		}
 		content = append(content, piece...)
-		if got := w.Sum(); got != blobOf(content) {
-			t.Errorf("after %d bytes: %v", len(content), got)
+		if got, err := w.Sum(); err != nil || got != blobOf(content) {
+			t.Errorf("after %d bytes: %v, %v", len(content), got, err)
 		}
 	}
-	sum := w.Sum()
+	sum := blobOf(content)
 	if b, err := w.Commit(t.Context()); err != nil || b != sum {
 		t.Errorf("commit: %v, %v", b, err)
 	}
