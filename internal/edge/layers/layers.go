@@ -311,13 +311,18 @@ func (m *Mounts) Sweep(ctx context.Context, keep map[sandbox.ID]bool) ([]sandbox
 	return gone, ctx.Err()
 }
 
-// Close unmounts every layer. One that is still in use is tried again until ctx ends, and is then left to its last user.
-func (m *Mounts) Close(ctx context.Context) error {
+// Detach ends the work in hand and leaves every mount as it is, for the next Open.
+func (m *Mounts) Detach() {
 	m.mu.Lock()
 	m.closed = true
 	m.mu.Unlock()
 	m.stop()
 	m.pending.Wait()
+}
+
+// Close unmounts every layer. One that is still in use is tried again until ctx ends, and is then left to its last user.
+func (m *Mounts) Close(ctx context.Context) error {
+	m.Detach()
 	if _, err := m.Sweep(context.WithoutCancel(ctx), nil); err != nil {
 		return err
 	}

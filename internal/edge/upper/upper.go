@@ -427,12 +427,17 @@ func (p *Pool) staleQgroups() ([]uint64, error) {
 	return stale, nil
 }
 
-// Close removes every directory, unmounts the pool and deletes its file. It waits until the loop device is gone or ctx ends.
+// Detach closes what this process has open and leaves the pool as it is, for the next Open.
+func (p *Pool) Detach() error { return p.root.Close() }
+
+// Close removes every directory, unmounts the pool and deletes its file. It waits until the loop device is gone. If ctx ends
+// before, somebody outside has a copy of the mount (a mount namespace made meanwhile): that is an error, and the space comes
+// back when they end.
 func (p *Pool) Close(ctx context.Context) error {
 	if _, err := p.Sweep(ctx, nil); err != nil {
 		return err
 	}
-	if err := p.root.Close(); err != nil {
+	if err := p.Detach(); err != nil {
 		return err
 	}
 	if err := until(ctx, func() (bool, error) {
@@ -441,13 +446,14 @@ func (p *Pool) Close(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("unmount the pool of uppers: %w", err)
 	}
-	if err := until(ctx, p.detached); err != nil {
-		return fmt.Errorf("detach the pool of uppers: %w", err)
+	err := until(ctx, p.detached)
+	if err != nil {
+		err = fmt.Errorf("detach the pool of uppers: %w", err)
 	}
-	return errors.Join(os.Remove(p.file), linux.RemoveDir(p.dir))
+	return errors.Join(err, os.Remove(p.file), linux.RemoveDir(p.dir))
 }
 
-// detached reports whether the loop device of the pool is gone. It stays while a mount namespace of a dying sandbox does.
+// detached reports whether the loop device of the pool is gone.
 func (p *Pool) detached() (bool, error) {
 	devices, err := linux.LoopDevices()
 	if err != nil {

@@ -281,7 +281,9 @@ func TestRestartFindsThePoolAndSweepsTheRest(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(liveDir, "u", "x"), []byte("kept"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_ = p.root.Close() // all that the end of a process does
+	if err := p.Detach(); err != nil {
+		t.Fatal(err)
+	}
 
 	p = open(t, dir)
 	defer closePool(t, p)
@@ -301,7 +303,9 @@ func TestWithoutAMountThePoolIsMadeAnew(t *testing.T) {
 	dir := t.TempDir()
 	p := open(t, dir)
 	create(t, p, 16*mib)
-	_ = p.root.Close()
+	if err := p.Detach(); err != nil {
+		t.Fatal(err)
+	}
 	if err := syscall.Unmount(p.dir, 0); err != nil { // a reset of the machine, as far as the pool can see
 		t.Fatal(err)
 	}
