@@ -74,11 +74,17 @@ type Control struct {
 	nodes []placement.Edge // replaced, never changed
 }
 
+// listEvery is in polls; see launch.Options.ListEvery.
+const listEvery = 5
+
 // closeGrace is how long Close waits for creates to be undone.
 const closeGrace = 15 * time.Second
 
 // New wires a control plane and records its edges. Nothing is asked of the edges before Run.
 func New(ctx context.Context, o Options) (*Control, error) {
+	if o.Poll <= 0 {
+		o.Poll = watcher.DefaultInterval
+	}
 	c := &Control{o: o, clients: make(map[sandbox.EdgeCode]*edgeclient.Client)}
 	var err error
 	if c.iam, err = iam.New(ctx, o.Store, time.Now); err != nil {
@@ -98,7 +104,7 @@ func New(ctx context.Context, o Options) (*Control, error) {
 	c.watcher = watcher.New(watcher.Options{Interval: o.Poll, Jitter: jitter, OnEvent: c.onEvent, Log: o.Log}, pollers)
 	c.launcher = launch.New(launch.Options{
 		Quota: o.Quota, Edges: launchEdges, Nodes: c.candidates, Grants: c.iam,
-		Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), Now: time.Now, Log: o.Log,
+		Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), Now: time.Now, Log: o.Log, ListEvery: listEvery * o.Poll,
 	})
 	c.server = apiserver.New(apiserver.Options{
 		IAM: c.iam, Store: o.Store, Launcher: c.launcher, Edges: apiEdges, Nodes: c.watcher.All, Images: o.Images, Version: o.Version,

@@ -77,9 +77,10 @@ func (e *Edge) CreateSandboxes(r *edgev1.CreateSandboxesRequest, stream grpc.Ser
 	var broken error
 	for res := range results {
 		if broken == nil && e.hook().DropResult {
-			broken = ErrDropped
 			go e.Vanish()
-			continue
+			<-stream.Context().Done()
+			broken = ErrDropped
+			continue // and it lives on
 		}
 		if broken == nil {
 			broken = stream.Send(res)

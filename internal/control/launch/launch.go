@@ -62,6 +62,8 @@ type Options struct {
 	Rand   placement.Rand // used under a lock
 	Now    func() time.Time
 	Log    *slog.Logger
+	// ListEvery is the shortest time between two lists of an edge whose number of sandboxes differs from what is known.
+	ListEvery time.Duration
 }
 
 // A Launcher creates and deletes sandboxes. It is safe for concurrent use.

@@ -11,9 +11,8 @@ import (
 )
 
 const (
-	listPage  = 1000
-	listEvery = 5 * time.Second // at most, for an edge whose count differs from ours
-	listCall  = 30 * time.Second
+	listPage = 1000
+	listCall = 30 * time.Second
 )
 
 // listState is when an edge was last listed, and whether it should be again.
@@ -42,7 +41,7 @@ func (l *Launcher) EdgeStatus(code sandbox.EdgeCode, asked time.Time, sandboxes 
 		known += o.OnEdge(code)
 	}
 	s := l.lists[code]
-	wake := int64(known) != sandboxes && l.o.Now().Sub(s.last) >= listEvery
+	wake := int64(known) != sandboxes && l.o.Now().Sub(s.last) >= l.o.ListEvery
 	s.wanted = s.wanted || wake
 	l.lists[code] = s
 	l.mu.Unlock()
