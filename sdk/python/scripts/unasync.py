@@ -35,6 +35,7 @@ NAMES = {
     "_async": "_sync",
     "aio": "sio",
     "libdsec_api": "libdsec_sync_api",
+    "compat": "compat_sync",
 }
 
 PHRASES = [

@@ -169,7 +169,7 @@ class Platform:
         self.url = ""
         self.unix_path = os.path.join(self.root, "api.sock")
         self._faults: list[tuple[str, Fault]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._ready = threading.Event()
@@ -266,6 +266,9 @@ class Platform:
         out = Answer(writer, fault)
         if fault.early:
             await out.error(ApiError(507, "resource_exhausted", "the disk is full", "disk_full"), close=True)
+            writer.write_eof()  # as servers do that take care that the answer is heard: see RFC 9112, 9.6
+            while await reader.read(1 << 20):
+                pass
             return False
         if fault.delay:
             await asyncio.sleep(fault.delay)
@@ -288,6 +291,11 @@ class Platform:
                 await request.body()
             await out.error(e)
         return out.cut_left is None
+
+    def _forget(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     def _take_fault(self, path: str) -> Fault | None:
         for i, (prefix, fault) in enumerate(self._faults):
@@ -316,9 +324,11 @@ class Platform:
             call = asyncio.ensure_future(handler(json.loads(raw)))
             gone = asyncio.ensure_future(_gone(request.reader))
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():  # the client went away
-                call.cancel()
-                await asyncio.gather(call, return_exceptions=True)
+            if not call.done():  # the client went away: creates are undone, everything else goes on
+                if method == "CreateSandbox":
+                    call.cancel()
+                self._tasks.add(call)
+                call.add_done_callback(self._forget)
                 raise ConnectionResetError
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
@@ -362,7 +372,9 @@ class Platform:
                     raise ApiError(408, "canceled", "the create was cancelled", "create_canceled")
                 return box
         if spec["image"].startswith("missing"):
-            raise ApiError(404, "not_found", "there is no such image; see `dsec image ls`", "environment_not_found", image="missing")
+            raise ApiError(
+                404, "not_found", "there is no such image; see `dsec image ls`", "environment_not_found", image="missing"
+            )
         box = Box(f"sfake{len(self.boxes):019d}", spec, key, state="STATE_CREATING")
         self.boxes[box.id] = box
         try:
@@ -452,6 +464,8 @@ class Platform:
             process.done.set()
             raise ApiError(404, "not_found", f"there is no program {argv[0]!r}", "program_not_found") from None
         process.starts += 1
+        if process.killed:
+            process.kill()
         if data is not None:
             assert process.proc.stdin is not None
             process.proc.stdin.write(data)
@@ -525,6 +539,7 @@ class Platform:
         elif not process.done.is_set():
             process.killed = True
             process.kill()
+            await process.done.wait()
         return {}
 
     # Bytes.

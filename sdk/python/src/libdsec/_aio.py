@@ -31,6 +31,7 @@ sleep = asyncio.sleep
 
 # What ends an operation from outside: its clean-up is done, then it is raised again.
 INTERRUPTS: tuple[type[BaseException], ...] = (asyncio.CancelledError, KeyboardInterrupt)
+FAILURES: tuple[type[BaseException], ...] = (*INTERRUPTS, Exception)
 
 READ_BUFFER = 256 << 10
 
@@ -116,7 +117,8 @@ class Stream(asyncio.Protocol):
 
     async def write(self, data: bytes | memoryview, deadline: float) -> None:
         """Send bytes. Returns early when the peer has something to say, which may be a refusal of the rest."""
-        if self._ended or self._transport is None:
+        # asyncio drops what is written to a transport that has failed, without a word.
+        if self._ended or self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the connection was closed by the server")
         self._transport.write(data)
         while self._writing_paused and not self.readable:
@@ -258,6 +260,11 @@ async def as_completed(jobs: Sequence[Callable[[], Awaitable[T]]], limit: int) -
             task.cancel()
         if running:
             await asyncio.gather(*running, return_exceptions=True)
+
+
+async def breathe() -> None:
+    """Let other tasks run, and connections notice what has come."""
+    await asyncio.sleep(0)
 
 
 async def read_block(file: BinaryIO, size: int) -> bytes:

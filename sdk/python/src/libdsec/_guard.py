@@ -81,8 +81,8 @@ _all = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    if getattr(sys, "last_type", None) is None:
-        return  # the process ends in order
+    if getattr(sys, "last_type", None) is None or hasattr(sys, "ps1"):
+        return  # the process ends in order; at a prompt, an exception says nothing about that
     for owned in list(_all):
         if owned.ids:
             owned.stop_all()

@@ -355,7 +355,7 @@ def number(message: Message, key: str) -> int:
         return value
     try:
         return int(value) if isinstance(value, str) else int(_real(key, value))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise bad_response(f"{key} is not a number") from None
 
 
@@ -396,11 +396,15 @@ def _strings(message: Message, key: str) -> dict[str, str]:
 
 def blob(message: Message, key: str) -> bytes:
     """Return a bytes field."""
-    value = message.get(key, "")
+    value = text(message, key)
     try:
-        return a2b_base64(value)
-    except (Base64Error, ValueError, TypeError):
+        data = a2b_base64(value)
+    except (Base64Error, ValueError):
         raise bad_response(f"{key} is not base64") from None
+    # The decoder passes over what is not of its alphabet; the length gives that away.
+    if len(data) != len(value) // 4 * 3 - value[-2:].count("=") or len(value) % 4:
+        raise bad_response(f"{key} is not base64")
+    return data
 
 
 def time_of(message: Message, key: str) -> datetime | None:
@@ -421,6 +425,6 @@ def parse_time(value: str) -> datetime | None:
     stamp, fraction, zone = match.groups()
     try:
         moment = datetime.fromisoformat(stamp + ("+00:00" if zone == "Z" else zone))
-    except ValueError:
+        return moment.astimezone(timezone.utc) + timedelta(microseconds=int((fraction or "0").ljust(9, "0")[:6]))
+    except (ValueError, OverflowError):
         raise bad_response(f"{value[:40]!r} is not a time") from None
-    return moment.astimezone(timezone.utc) + timedelta(microseconds=int((fraction or "0").ljust(9, "0")[:6]))

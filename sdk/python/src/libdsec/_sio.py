@@ -7,9 +7,9 @@ and so that every wait has a deadline. A connection is used by one thread at a t
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import logging
 import os
+import queue
 import select
 import socket
 import ssl
@@ -31,6 +31,7 @@ sleep = time.sleep
 
 # What ends an operation from outside: its clean-up is done, then it is raised again.
 INTERRUPTS: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
+FAILURES: tuple[type[BaseException], ...] = (*INTERRUPTS, Exception)
 
 READ_BUFFER = 256 << 10
 
@@ -178,16 +179,37 @@ def shielded(job: Callable[[], None], limit: float) -> None:
 def as_completed(jobs: Sequence[Callable[[], T]], limit: int) -> Iterator[T]:
     """Run jobs in threads, at most ``limit`` at once, and yield results as they come.
 
-    After a job's exception, or when the iterator is closed, no further job begins; those that run end on their own.
+    After a job's exception, or when the iterator is closed, no further job begins; those that run end on their own. The
+    threads are daemons: a process that was interrupted does not wait for them.
     """
-    if not jobs:
-        return
-    pool = concurrent.futures.ThreadPoolExecutor(min(limit, len(jobs)), thread_name_prefix="libdsec")
+    waiting = collections.deque(jobs)
+    results: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+
+    def work() -> None:
+        while True:
+            try:
+                job = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                results.put((job(), None))
+            except BaseException as e:
+                results.put((None, e))
+
+    for _ in range(min(limit, len(jobs))):
+        threading.Thread(target=work, name="libdsec", daemon=True).start()
     try:
-        for future in concurrent.futures.as_completed([pool.submit(job) for job in jobs]):
-            yield future.result()
+        for _ in jobs:
+            result, error = results.get()
+            if error is not None:
+                raise error
+            yield result  # type: ignore[misc]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        waiting.clear()
+
+
+def breathe() -> None:
+    """Nothing: threads run by themselves."""
 
 
 def read_block(file: BinaryIO, size: int) -> bytes:

@@ -88,6 +88,9 @@ class DSecClient:
             await self.system_info()
         except (UnsupportedError, NotFoundError):
             pass  # a platform that does not tell; the next request will
+        except BaseException:
+            self._api.http.drop_idle()
+            raise
         return self
 
     async def close(self) -> None:
@@ -175,6 +178,9 @@ class DSecClient:
             async for result in net.as_completed(jobs, CONCURRENT_CREATES):
                 missing.pop(result.index or 0, None)
                 yield result
+        except DSecError:
+            missing.clear()  # the platform refused the whole, or ended its stream: it knows what to undo
+            raise
         finally:
             if missing:
                 batch.cancelled = True
@@ -246,17 +252,22 @@ class DSecClient:
 
     async def _create(self, spec: dict[str, Any], key: str, timeout: float, batch: _Batch) -> Sandbox:
         """Create one sandbox; whatever goes wrong, none is left behind that the caller does not know of."""
-        deadline = net.monotonic() + timeout + CREATE_GRACE
+        ready_by = net.monotonic() + timeout
         name = key
         for attempt in range(1, 4):
-            request = {"spec": spec, "idempotencyKey": name, "timeoutSeconds": str(math.ceil(timeout))}
+            left = max(ready_by - net.monotonic(), 0.1)
+            request = {"spec": spec, "idempotencyKey": name, "timeoutSeconds": str(math.ceil(left))}
             try:
-                answer = await self._api.call("CreateSandbox", request, wait=timeout, deadline=deadline)
+                answer = await self._api.call("CreateSandbox", request, wait=left, deadline=ready_by + CREATE_GRACE)
                 return self._adopt(sub(answer, "sandbox"))
             except CanceledError as e:
                 # The platform undoes a create whose connection breaks. The repetition may find it undone.
                 if batch.cancelled or e.attempts == 1 or attempt == 3:
                     raise
+                if net.monotonic() >= ready_by:
+                    raise DSecTimeoutError(
+                        f"the sandbox was not ready within {timeout:g} s, and was removed", reason="create_timeout"
+                    ) from e
             except (UnavailableError, DSecTimeoutError):
                 if not batch.cancelled:
                     await net.shielded(partial(self._cancel_create, name), self.config.cleanup_seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from binascii import b2a_base64
 from collections.abc import AsyncIterable, AsyncIterator
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from .. import _aio as net
 from .._args import MAX_INLINE_STDIN, invalid
@@ -19,6 +19,7 @@ from .._errors import (
     DSecError,
     DSecTimeoutError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotFoundError,
 )
 from .._models import CommandResult, Output, bad_response, command_result
@@ -27,14 +28,20 @@ from .._wire import decode
 from .api import Api
 from .transfer import Download
 
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
 STDIN_BLOCK = 1 << 20
 MAX_ANSWER = 1 << 20
 
 # A kill may overtake the request that starts the command, on another connection; then it is tried again.
 KILL_DELAYS = (0.05, 0.2, 0.5)
 
-Input = Union[bytes, bytearray, memoryview, str, AsyncIterable[bytes]]
+Stdin = Union[bytes, bytearray, memoryview, str, AsyncIterable[bytes]]
 """What can be a command's standard input: bytes, text (as UTF-8), or pieces as they are made."""
+
+Input = Union[bytes, AsyncIterable[bytes]]
+"""The same, once it has been checked."""
 
 
 def new_id() -> str:
@@ -79,12 +86,12 @@ class Command:
         """End the whole process tree; a ``signal`` other than 0 goes to the command's process group instead."""
         await kill(self._api, self.sandbox_id, self.id, signal)
 
-    async def write_stdin(self, data: Input, *, close: bool = True) -> bool:
+    async def write_stdin(self, data: Stdin, *, close: bool = True) -> bool:
         """Write standard input of a command started with ``stdin_open=True``, and close it.
 
         Returns False if the command ended or closed its input before everything was written. May be called once.
         """
-        return await send_stdin(self._api, self.sandbox_id, self.id, data, close=close)
+        return await send_stdin(self._api, self.sandbox_id, self.id, input_of(data) or b"", close=close)
 
     async def iter_stdout(self, offset: int = 0) -> AsyncIterator[bytes]:
         """Yield standard output as it is written, from a byte offset, until the command ends."""
@@ -103,40 +110,62 @@ class Command:
 async def run(
     api: Api, sandbox_id: str, command_id: str, command: dict[str, Any], stdin: Input | None, *, check: bool
 ) -> CommandResult:
-    """Run a command to its end. If the caller is interrupted, the command's process tree is killed."""
-    answered = False
+    """Run a command to its end. If the caller is interrupted, the command's process tree is killed.
+
+    So it is if the iterator that makes its input fails: nobody would ever close that input.
+    """
+    poll = api.config.command_poll_seconds
+    begun = False
     try:
-        message = await start(api, sandbox_id, command_id, command, stdin, wait=api.config.command_poll_seconds)
-        answered = True
+        message = await start(api, sandbox_id, command_id, command, stdin, wait=poll)
+        begun = True
+        if needs_feeding(stdin):
+            await send_stdin(api, sandbox_id, command_id, stdin, close=True)
         while message.get("running"):
-            message = await get_command(api, sandbox_id, command_id, api.config.command_poll_seconds)
-        return await finish(api, sandbox_id, message, check=check)
-    except net.INTERRUPTS:
-        delays = () if answered else KILL_DELAYS
+            message = await get_command(api, sandbox_id, command_id, poll)
+    except DSecError as e:
+        if begun and isinstance(e, InvalidArgumentError):
+            await net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, ()), api.config.cleanup_seconds)
+        raise
+    except net.FAILURES:
+        delays = () if begun else KILL_DELAYS
         await net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, delays), api.config.cleanup_seconds)
         raise
+    return await finish(api, sandbox_id, message, check=check)
+
+
+def needs_feeding(stdin: Input | None) -> TypeGuard[Input]:
+    """Whether input is sent after the command's start; what is short goes with it."""
+    if isinstance(stdin, bytes):
+        return len(stdin) > MAX_INLINE_STDIN
+    return stdin is not None
 
 
 async def start(
     api: Api, sandbox_id: str, command_id: str, command: dict[str, Any], stdin: Input | None, *, wait: float
 ) -> dict[str, Any]:
-    """Start a command, give it its input, wait up to ``wait`` seconds for its end; returns CommandResult's message."""
-    if isinstance(stdin, str):
-        stdin = stdin.encode()
-    if isinstance(stdin, (bytes, bytearray, memoryview)) and len(stdin) <= MAX_INLINE_STDIN:
-        command = {**command, "stdin": b2a_base64(stdin, newline=False).decode("ascii")}
-        stdin = None
-    if stdin is not None:
-        if not isinstance(stdin, (bytes, bytearray, memoryview, AsyncIterable)):
-            raise invalid("stdin must be bytes, str or an asynchronous iterator of bytes")
+    """Start a command, wait up to ``wait`` seconds for its end unless it is to be fed; returns CommandResult's message."""
+    if needs_feeding(stdin):
         command = {**command, "stdinFollows": True}
-        wait, later = 0.0, wait
+        wait = 0.0
+    elif isinstance(stdin, bytes):
+        command = {**command, "stdin": b2a_base64(stdin, newline=False).decode("ascii")}
     request = {"sandboxId": sandbox_id, "commandId": command_id, "command": command, "waitSeconds": wait}
-    message = _result(await api.call("Exec", request, wait=wait))
-    if stdin is not None:
-        await send_stdin(api, sandbox_id, command_id, stdin, close=True)
-        message = await get_command(api, sandbox_id, command_id, later)
-    return message
+    return _result(await api.call("Exec", request, wait=wait))
+
+
+def input_of(stdin: object) -> Input | None:
+    """Check what was given as input; text becomes bytes."""
+    if isinstance(stdin, str):
+        try:
+            return stdin.encode()
+        except UnicodeEncodeError:
+            raise invalid("the text for stdin holds a lone surrogate; give bytes", "invalid_text") from None
+    if stdin is None or isinstance(stdin, (bytes, AsyncIterable)):
+        return stdin
+    if isinstance(stdin, (bytearray, memoryview)):
+        return bytes(stdin)
+    raise invalid("stdin must be bytes, str or an asynchronous iterator of bytes")
 
 
 async def get_command(api: Api, sandbox_id: str, command_id: str, wait: float) -> dict[str, Any]:
@@ -234,10 +263,8 @@ async def send_stdin(api: Api, sandbox_id: str, command_id: str, data: Input, *,
 
 async def _blocks(data: Input) -> AsyncIterator[tuple[memoryview, bool]]:
     """Yield blocks of input, and whether each is the last."""
-    if isinstance(data, str):
-        data = data.encode()
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        view = memoryview(data).cast("B")
+    if isinstance(data, bytes):
+        view = memoryview(data)
         for start in range(0, max(len(view), 1), STDIN_BLOCK):
             yield view[start : start + STDIN_BLOCK], start + STDIN_BLOCK >= len(view)
         return

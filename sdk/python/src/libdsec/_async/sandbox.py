@@ -11,7 +11,7 @@ from .._args import command_message, invalid
 from .._errors import DSecError, NotFoundError
 from .._models import CommandResult, SandboxInfo, State, command_result, items, sub
 from . import command as commands
-from .command import Command, Input
+from .command import Command, Stdin, input_of
 from .transfer import Content, FileReader, open_file, quoted, upload
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: Input | None = None,
+        stdin: Stdin | None = None,
         check: bool = False,
         command_id: str | None = None,
     ) -> CommandResult:
@@ -89,7 +89,8 @@ class Sandbox:
             InvalidArgumentError: before any request where that can be told.
         """
         message = command_message(argv=None, shell=script, cwd=cwd, user=user, env=env, timeout=timeout)
-        return await commands.run(self._api, self.id, command_id or commands.new_id(), message, stdin, check=check)
+        name = command_id or commands.new_id()
+        return await commands.run(self._api, self.id, name, message, input_of(stdin), check=check)
 
     async def exec(
         self,
@@ -99,7 +100,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: Input | None = None,
+        stdin: Stdin | None = None,
         check: bool = False,
         command_id: str | None = None,
     ) -> CommandResult:
@@ -108,7 +109,8 @@ class Sandbox:
         A program that does not exist or cannot be executed is an error, not a result.
         """
         message = command_message(argv=argv, shell=None, cwd=cwd, user=user, env=env, timeout=timeout)
-        return await commands.run(self._api, self.id, command_id or commands.new_id(), message, stdin, check=check)
+        name = command_id or commands.new_id()
+        return await commands.run(self._api, self.id, name, message, input_of(stdin), check=check)
 
     async def start(
         self,

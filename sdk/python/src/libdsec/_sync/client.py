@@ -89,6 +89,9 @@ class DSecClient:
             self.system_info()
         except (UnsupportedError, NotFoundError):
             pass  # a platform that does not tell; the next request will
+        except BaseException:
+            self._api.http.drop_idle()
+            raise
         return self
 
     def close(self) -> None:
@@ -176,6 +179,9 @@ class DSecClient:
             for result in net.as_completed(jobs, CONCURRENT_CREATES):
                 missing.pop(result.index or 0, None)
                 yield result
+        except DSecError:
+            missing.clear()  # the platform refused the whole, or ended its stream: it knows what to undo
+            raise
         finally:
             if missing:
                 batch.cancelled = True
@@ -247,17 +253,22 @@ class DSecClient:
 
     def _create(self, spec: dict[str, Any], key: str, timeout: float, batch: _Batch) -> Sandbox:
         """Create one sandbox; whatever goes wrong, none is left behind that the caller does not know of."""
-        deadline = net.monotonic() + timeout + CREATE_GRACE
+        ready_by = net.monotonic() + timeout
         name = key
         for attempt in range(1, 4):
-            request = {"spec": spec, "idempotencyKey": name, "timeoutSeconds": str(math.ceil(timeout))}
+            left = max(ready_by - net.monotonic(), 0.1)
+            request = {"spec": spec, "idempotencyKey": name, "timeoutSeconds": str(math.ceil(left))}
             try:
-                answer = self._api.call("CreateSandbox", request, wait=timeout, deadline=deadline)
+                answer = self._api.call("CreateSandbox", request, wait=left, deadline=ready_by + CREATE_GRACE)
                 return self._adopt(sub(answer, "sandbox"))
             except CanceledError as e:
                 # The platform undoes a create whose connection breaks. The repetition may find it undone.
                 if batch.cancelled or e.attempts == 1 or attempt == 3:
                     raise
+                if net.monotonic() >= ready_by:
+                    raise DSecTimeoutError(
+                        f"the sandbox was not ready within {timeout:g} s, and was removed", reason="create_timeout"
+                    ) from e
             except (UnavailableError, DSecTimeoutError):
                 if not batch.cancelled:
                     net.shielded(partial(self._cancel_create, name), self.config.cleanup_seconds)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from .. import _sio as net
 from .._args import MAX_INLINE_STDIN, invalid
@@ -20,6 +20,7 @@ from .._errors import (
     DSecError,
     DSecTimeoutError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotFoundError,
 )
 from .._models import CommandResult, Output, bad_response, command_result
@@ -28,14 +29,20 @@ from .._wire import decode
 from .api import Api
 from .transfer import Download
 
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
 STDIN_BLOCK = 1 << 20
 MAX_ANSWER = 1 << 20
 
 # A kill may overtake the request that starts the command, on another connection; then it is tried again.
 KILL_DELAYS = (0.05, 0.2, 0.5)
 
-Input = Union[bytes, bytearray, memoryview, str, Iterable[bytes]]
+Stdin = Union[bytes, bytearray, memoryview, str, Iterable[bytes]]
 """What can be a command's standard input: bytes, text (as UTF-8), or pieces as they are made."""
+
+Input = Union[bytes, Iterable[bytes]]
+"""The same, once it has been checked."""
 
 
 def new_id() -> str:
@@ -80,12 +87,12 @@ class Command:
         """End the whole process tree; a ``signal`` other than 0 goes to the command's process group instead."""
         kill(self._api, self.sandbox_id, self.id, signal)
 
-    def write_stdin(self, data: Input, *, close: bool = True) -> bool:
+    def write_stdin(self, data: Stdin, *, close: bool = True) -> bool:
         """Write standard input of a command started with ``stdin_open=True``, and close it.
 
         Returns False if the command ended or closed its input before everything was written. May be called once.
         """
-        return send_stdin(self._api, self.sandbox_id, self.id, data, close=close)
+        return send_stdin(self._api, self.sandbox_id, self.id, input_of(data) or b"", close=close)
 
     def iter_stdout(self, offset: int = 0) -> Iterator[bytes]:
         """Yield standard output as it is written, from a byte offset, until the command ends."""
@@ -104,40 +111,62 @@ class Command:
 def run(
     api: Api, sandbox_id: str, command_id: str, command: dict[str, Any], stdin: Input | None, *, check: bool
 ) -> CommandResult:
-    """Run a command to its end. If the caller is interrupted, the command's process tree is killed."""
-    answered = False
+    """Run a command to its end. If the caller is interrupted, the command's process tree is killed.
+
+    So it is if the iterator that makes its input fails: nobody would ever close that input.
+    """
+    poll = api.config.command_poll_seconds
+    begun = False
     try:
-        message = start(api, sandbox_id, command_id, command, stdin, wait=api.config.command_poll_seconds)
-        answered = True
+        message = start(api, sandbox_id, command_id, command, stdin, wait=poll)
+        begun = True
+        if needs_feeding(stdin):
+            send_stdin(api, sandbox_id, command_id, stdin, close=True)
         while message.get("running"):
-            message = get_command(api, sandbox_id, command_id, api.config.command_poll_seconds)
-        return finish(api, sandbox_id, message, check=check)
-    except net.INTERRUPTS:
-        delays = () if answered else KILL_DELAYS
+            message = get_command(api, sandbox_id, command_id, poll)
+    except DSecError as e:
+        if begun and isinstance(e, InvalidArgumentError):
+            net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, ()), api.config.cleanup_seconds)
+        raise
+    except net.FAILURES:
+        delays = () if begun else KILL_DELAYS
         net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, delays), api.config.cleanup_seconds)
         raise
+    return finish(api, sandbox_id, message, check=check)
+
+
+def needs_feeding(stdin: Input | None) -> TypeGuard[Input]:
+    """Whether input is sent after the command's start; what is short goes with it."""
+    if isinstance(stdin, bytes):
+        return len(stdin) > MAX_INLINE_STDIN
+    return stdin is not None
 
 
 def start(
     api: Api, sandbox_id: str, command_id: str, command: dict[str, Any], stdin: Input | None, *, wait: float
 ) -> dict[str, Any]:
-    """Start a command, give it its input, wait up to ``wait`` seconds for its end; returns CommandResult's message."""
-    if isinstance(stdin, str):
-        stdin = stdin.encode()
-    if isinstance(stdin, (bytes, bytearray, memoryview)) and len(stdin) <= MAX_INLINE_STDIN:
-        command = {**command, "stdin": b2a_base64(stdin, newline=False).decode("ascii")}
-        stdin = None
-    if stdin is not None:
-        if not isinstance(stdin, (bytes, bytearray, memoryview, Iterable)):
-            raise invalid("stdin must be bytes, str or a iterator of bytes")
+    """Start a command, wait up to ``wait`` seconds for its end unless it is to be fed; returns CommandResult's message."""
+    if needs_feeding(stdin):
         command = {**command, "stdinFollows": True}
-        wait, later = 0.0, wait
+        wait = 0.0
+    elif isinstance(stdin, bytes):
+        command = {**command, "stdin": b2a_base64(stdin, newline=False).decode("ascii")}
     request = {"sandboxId": sandbox_id, "commandId": command_id, "command": command, "waitSeconds": wait}
-    message = _result(api.call("Exec", request, wait=wait))
-    if stdin is not None:
-        send_stdin(api, sandbox_id, command_id, stdin, close=True)
-        message = get_command(api, sandbox_id, command_id, later)
-    return message
+    return _result(api.call("Exec", request, wait=wait))
+
+
+def input_of(stdin: object) -> Input | None:
+    """Check what was given as input; text becomes bytes."""
+    if isinstance(stdin, str):
+        try:
+            return stdin.encode()
+        except UnicodeEncodeError:
+            raise invalid("the text for stdin holds a lone surrogate; give bytes", "invalid_text") from None
+    if stdin is None or isinstance(stdin, (bytes, Iterable)):
+        return stdin
+    if isinstance(stdin, (bytearray, memoryview)):
+        return bytes(stdin)
+    raise invalid("stdin must be bytes, str or a iterator of bytes")
 
 
 def get_command(api: Api, sandbox_id: str, command_id: str, wait: float) -> dict[str, Any]:
@@ -235,10 +264,8 @@ def send_stdin(api: Api, sandbox_id: str, command_id: str, data: Input, *, close
 
 def _blocks(data: Input) -> Iterator[tuple[memoryview, bool]]:
     """Yield blocks of input, and whether each is the last."""
-    if isinstance(data, str):
-        data = data.encode()
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        view = memoryview(data).cast("B")
+    if isinstance(data, bytes):
+        view = memoryview(data)
         for start in range(0, max(len(view), 1), STDIN_BLOCK):
             yield view[start : start + STDIN_BLOCK], start + STDIN_BLOCK >= len(view)
         return

@@ -302,6 +302,7 @@ class HttpClient:
         """Write a long run of bytes, each block with its own deadline; False if the server answered meanwhile."""
         view = memoryview(data)
         for start in range(0, len(view), WRITE_BLOCK):
+            net.breathe()
             if conn.stream.readable:
                 return False
             conn.stream.write(view[start : start + WRITE_BLOCK], net.monotonic() + self.config.stall_timeout)
@@ -366,7 +367,7 @@ class HttpClient:
     def _enter(self, scope: object) -> None:
         """Forget the connections of another event loop or process."""
         self._scope = scope
-        self._drop_idle()
+        self.drop_idle()
         self._slots = net.Slots(self._bound)
 
     def give_back(self, conn: Connection, *, reusable: bool, slot: bool) -> None:
@@ -392,9 +393,10 @@ class HttpClient:
     def close(self) -> None:
         """Close kept connections; those in use are closed by whoever uses them."""
         self._closed = True
-        self._drop_idle()
+        self.drop_idle()
 
-    def _drop_idle(self) -> None:
+    def drop_idle(self) -> None:
+        """Close kept connections."""
         while True:
             try:
                 self._idle.pop().stream.close()

@@ -12,7 +12,7 @@ from .._args import command_message, invalid
 from .._errors import DSecError, NotFoundError
 from .._models import CommandResult, SandboxInfo, State, command_result, items, sub
 from . import command as commands
-from .command import Command, Input
+from .command import Command, Stdin, input_of
 from .transfer import Content, FileReader, open_file, quoted, upload
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: Input | None = None,
+        stdin: Stdin | None = None,
         check: bool = False,
         command_id: str | None = None,
     ) -> CommandResult:
@@ -90,7 +90,8 @@ class Sandbox:
             InvalidArgumentError: before any request where that can be told.
         """
         message = command_message(argv=None, shell=script, cwd=cwd, user=user, env=env, timeout=timeout)
-        return commands.run(self._api, self.id, command_id or commands.new_id(), message, stdin, check=check)
+        name = command_id or commands.new_id()
+        return commands.run(self._api, self.id, name, message, input_of(stdin), check=check)
 
     def exec(
         self,
@@ -100,7 +101,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: Input | None = None,
+        stdin: Stdin | None = None,
         check: bool = False,
         command_id: str | None = None,
     ) -> CommandResult:
@@ -109,7 +110,8 @@ class Sandbox:
         A program that does not exist or cannot be executed is an error, not a result.
         """
         message = command_message(argv=argv, shell=None, cwd=cwd, user=user, env=env, timeout=timeout)
-        return commands.run(self._api, self.id, command_id or commands.new_id(), message, stdin, check=check)
+        name = command_id or commands.new_id()
+        return commands.run(self._api, self.id, name, message, input_of(stdin), check=check)
 
     def start(
         self,

@@ -1,0 +1,220 @@
+"""Cancellation, concurrency and event loops of the asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from fake import Fault, Platform
+
+from libdsec import DSecClient, DSecConfig, DSecContainerRunArgs, DSecError, Sandbox
+
+ARGS = DSecContainerRunArgs("debian:12")
+
+
+async def until(condition: object, limit: float = 10.0) -> None:
+    assert callable(condition)
+    end = asyncio.get_running_loop().time() + limit
+    while not condition():
+        assert asyncio.get_running_loop().time() < end, "it did not come to pass"
+        await asyncio.sleep(0.005)
+
+
+async def test_a_cancelled_command_is_killed(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    sandbox = await client.run_container(ARGS)
+    task = asyncio.ensure_future(sandbox.run_shell("sleep 100 & sleep 100"))
+    await until(platform.running)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not platform.running()
+    assert (await sandbox.run_shell("echo on")).stdout == "on\n"
+    await client.close()
+
+
+async def test_a_cancelled_command_with_input_is_killed(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    sandbox = await client.run_container(ARGS)
+    task = asyncio.ensure_future(sandbox.run_shell("sleep 100", stdin=b"x" * (8 << 20)))
+    await until(platform.running)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not platform.running()
+    await client.close()
+
+
+async def test_a_kill_that_overtakes_the_start_is_repeated(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    sandbox = await client.run_container(ARGS)
+    platform.fault("Exec", Fault(delay=0.15))
+    task = asyncio.ensure_future(sandbox.run_shell("sleep 100"))
+    await until(lambda: platform.calls["Exec"])
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.2)
+    assert platform.calls["KillCommand"] >= 2
+    assert not platform.running()
+    await client.close()
+
+
+async def test_timeouts_of_the_caller_work(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    sandbox = await client.run_container(ARGS)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(sandbox.run_shell("sleep 100"), 0.2)
+    assert not platform.running()
+    await client.close()
+
+
+async def test_a_cancelled_create_leaves_nothing(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    platform.create_delay = lambda key: 20.0
+    task = asyncio.ensure_future(client.run_container(ARGS))
+    await until(lambda: platform.boxes)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: all(b.state == "STATE_STOPPED" for b in platform.boxes.values()))
+    assert platform.calls["DeleteSandbox"] >= 1
+    await client.close()
+
+
+async def test_a_create_whose_answer_is_on_its_way_leaves_nothing(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    platform.fault("CreateSandbox", Fault(piece=1, prefix=b"HTTP/1.1 100 Continue\r\nX: " + b"y" * 20_000 + b"\r\n\r\n"))
+    task = asyncio.ensure_future(client.run_container(ARGS))
+    await until(platform.live)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not platform.live()
+    await client.close()
+
+
+async def test_cancelled_batches_leave_what_was_handed_out(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    platform.create_delay = lambda key: 0.0 if int(key.rpartition("/")[2]) < 5 else 20.0
+    got: list[Sandbox] = []
+
+    async def collect(what: object, count: int | None) -> None:
+        async for result in client.run_containers(what, count):  # type: ignore[arg-type]
+            assert isinstance(result, Sandbox)
+            got.append(result)
+
+    for what, count in ((ARGS, 50), ([ARGS] * 50, None)):
+        got.clear()
+        before = len(platform.live())
+        task = asyncio.ensure_future(collect(what, count))
+        await until(lambda: len(got) == 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: all(b.state in ("STATE_READY", "STATE_STOPPED") for b in platform.boxes.values()))
+        assert len(platform.live()) == before + 5
+    await client.close()
+
+
+async def test_a_cancelled_block_stops_its_sandboxes(config: DSecConfig, platform: Platform) -> None:
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async with DSecClient(config=config) as client:
+            await client.run_container(ARGS)
+            async with await client.run_container(ARGS) as sandbox:
+                inside.set()
+                await sandbox.run_shell("sleep 100")
+
+    task = asyncio.ensure_future(work())
+    await inside.wait()
+    await until(platform.running)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not platform.live()
+    assert not platform.running()
+
+
+async def test_a_cancelled_stop_stops_all_the_same(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    sandbox = await client.run_container(ARGS)
+    platform.fault("DeleteSandbox", Fault(delay=3))
+    task = asyncio.ensure_future(sandbox.stop())
+    await until(lambda: platform.calls["DeleteSandbox"])
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not platform.live()
+    await client.close()
+
+
+async def test_clean_up_has_a_bound(platform: Platform, config: DSecConfig) -> None:
+    client = DSecClient(config=replace(config, cleanup_seconds=0.2))
+    sandbox = await client.run_container(ARGS)
+    task = asyncio.ensure_future(sandbox.run_shell("sleep 100"))
+    await until(platform.running)
+    platform.fault("KillCommand", Fault(delay=5, times=10))
+    start = asyncio.get_running_loop().time()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.get_running_loop().time() - start < 2
+    await client.close()
+
+
+async def test_many_commands_at_once_share_few_connections(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=replace(config, max_connections=4))
+    sandbox = await client.run_container(ARGS)
+    results = await asyncio.gather(*(sandbox.exec(["echo", str(i)]) for i in range(60)))
+    assert [r.stdout for r in results] == [f"{i}\n" for i in range(60)]
+    assert platform.connections <= 4
+    # What ends things does not wait behind what runs.
+    tasks = [asyncio.ensure_future(sandbox.run_shell("sleep 100", command_id=f"c{i}")) for i in range(8)]
+    await until(lambda: len(platform.running()) >= 4)
+    await asyncio.wait_for(sandbox.kill("c0"), 2)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not platform.running()
+    assert (await sandbox.run_shell("echo on")).stdout == "on\n"
+    await client.close()
+
+
+async def test_a_waiter_for_a_connection_gives_up(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=replace(config, max_connections=1, request_timeout=0.2, retry_seconds=0.01))
+    sandbox = await client.run_container(ARGS)
+    busy = asyncio.ensure_future(sandbox.run_shell("sleep 100"))
+    await until(platform.running)
+    with pytest.raises(DSecError, match="became free"):
+        await client.get_sandbox(sandbox.id)
+    busy.cancel()
+    await asyncio.gather(busy, return_exceptions=True)
+    assert (await client.get_sandbox(sandbox.id)).id == sandbox.id
+    await client.close()
+
+
+def test_a_client_may_be_used_in_one_event_loop_after_another(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+
+    async def once() -> str:
+        sandbox = await client.run_container(ARGS)
+        client._api.http.drop_idle()  # so that no transport outlives its loop unclosed
+        return (await sandbox.run_shell("echo x")).stdout
+
+    async def last() -> None:
+        assert (await client.system_info()).version == "0.1"
+        await client.close()
+
+    assert asyncio.run(drained(once(), client)) == "x\n"
+    assert asyncio.run(drained(once(), client)) == "x\n"
+    asyncio.run(last())
+
+
+async def drained(work: object, client: DSecClient) -> object:
+    result = await work  # type: ignore[misc]
+    client._api.http.drop_idle()
+    return result
