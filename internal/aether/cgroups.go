@@ -21,6 +21,10 @@ type cgroup struct {
 	name   string
 	dir    int // O_PATH; -1 while it only lingers
 	events int
+
+	// killed: cgroup.kill was written. The kernel compares the kill count of a group with that of the forking one when a
+	// child is made by CLONE_INTO_CGROUP (seen on 6.18), so that a child made in a group that was ever killed dies at once.
+	killed bool
 }
 
 // cgroupPool makes groups below the delegated directory and uses them again once they are empty. A group whose command
@@ -80,12 +84,17 @@ func (p *cgroupPool) reclaim() {
 	for range min(reclaimStep, len(p.lingering)) {
 		g := p.lingering[0]
 		p.lingering = p.lingering[1:]
-		if g.open(p.root) == nil && g.empty() {
-			p.free = append(p.free, g)
-			return
+		if g.open(p.root) != nil || !g.empty() {
+			g.close()
+			p.lingering = append(p.lingering, g)
+			continue
 		}
-		g.close()
-		p.lingering = append(p.lingering, g)
+		if g.killed {
+			p.remove(g)
+			continue
+		}
+		p.free = append(p.free, g)
+		return
 	}
 }
 
@@ -97,12 +106,17 @@ func (p *cgroupPool) release(g *cgroup) {
 	case !g.empty():
 		g.close()
 		p.lingering = append(p.lingering, g)
-	case len(p.free) < maxFreeCgroups:
+	case len(p.free) < maxFreeCgroups && !g.killed:
 		p.free = append(p.free, g)
 	default:
-		g.close()
-		_ = unix.Unlinkat(p.root, g.name, unix.AT_REMOVEDIR) // if not, the edge removes it with the sandbox
+		p.remove(g)
 	}
+}
+
+// remove gives an empty group back to the kernel.
+func (p *cgroupPool) remove(g *cgroup) {
+	g.close()
+	_ = unix.Unlinkat(p.root, g.name, unix.AT_REMOVEDIR) // if it fails, the edge removes it with the sandbox
 }
 
 // close removes the groups that are empty.
@@ -110,8 +124,7 @@ func (p *cgroupPool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, g := range append(p.free, p.lingering...) {
-		g.close()
-		_ = unix.Unlinkat(p.root, g.name, unix.AT_REMOVEDIR)
+		p.remove(g)
 	}
 	p.free, p.lingering = nil, nil
 }
@@ -148,6 +161,7 @@ func (g *cgroup) empty() bool {
 
 // kill ends every process in g, also those being forked this moment.
 func (g *cgroup) kill() error {
+	g.killed = true
 	fd, err := unix.Openat(g.dir, "cgroup.kill", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open cgroup.kill: %w", err)

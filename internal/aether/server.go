@@ -8,9 +8,12 @@ import (
 	"maps"
 	"net"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	aetherv1 "dsec/api/aether/v1"
 	"dsec/internal/aether/config"
@@ -21,6 +24,8 @@ const (
 	maxRunning  = 4096 // commands at once
 	maxFinished = 1024 // results that wait for the edge; the oldest go first
 	maxStrange  = 8    // connections that have not shown the key
+
+	restTime = time.Second
 )
 
 // Options of a Server.
@@ -54,6 +59,9 @@ type Server struct {
 	conns    map[*wire.Conn]struct{}
 	polled   map[*os.File]struct{} // pipes with a pump
 	closing  bool
+
+	idleSince time.Time
+	resting   bool // restNow will be called
 }
 
 // New makes a server and places its spawner. The caller's umask becomes that of commands.
@@ -183,6 +191,9 @@ func (s *Server) finished(c *command) {
 	var oldest *command
 	s.mu.Lock()
 	s.running--
+	if s.running == 0 {
+		s.rest()
+	}
 	if s.commands[c.id] == c { // a failed start may have been released already
 		s.done = append(s.done, c)
 	}
@@ -194,6 +205,31 @@ func (s *Server) finished(c *command) {
 	s.mu.Unlock()
 	if oldest != nil {
 		oldest.forget()
+	}
+}
+
+// rest gives unused memory back to the kernel once nothing has run for restTime. s.mu is held.
+func (s *Server) rest() {
+	s.idleSince = time.Now()
+	if s.resting || s.closing {
+		return
+	}
+	s.resting = true
+	time.AfterFunc(restTime, s.restNow)
+}
+
+func (s *Server) restNow() {
+	s.mu.Lock()
+	left := restTime - time.Since(s.idleSince)
+	idle := s.running == 0 && left <= 0
+	s.resting = s.running == 0 && left > 0 && !s.closing
+	if s.resting {
+		time.AfterFunc(left, s.restNow)
+	}
+	s.mu.Unlock()
+	if idle {
+		runtime.GC() // two collections empty the pools
+		debug.FreeOSMemory()
 	}
 }
 

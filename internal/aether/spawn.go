@@ -39,6 +39,12 @@ type job struct {
 // run serves jobs until the channel is closed. ready gets the outcome of placing the thread.
 func (s *spawner) run(ready chan<- error) {
 	runtime.LockOSThread() // never unlocked: its groups and mask are the user's
+	if unix.Gettid() == unix.Getpid() {
+		// The thread-group leader stands for the whole process, to the OOM killer too: it must stay out of the user's
+		// groups. It is parked for good when this goroutine ends.
+		go s.run(ready)
+		return
+	}
 	defer close(s.stopped)
 	err := s.place()
 	ready <- err
