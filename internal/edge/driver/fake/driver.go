@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
 
 	"dsec/internal/edge/driver"
 	"dsec/sandbox"
@@ -186,7 +187,8 @@ func (d *Driver) DialGuest(ctx context.Context, h driver.Handle) (net.Conn, erro
 	}
 	var made data
 	if d.find(h) == nil || !d.h.get("created", h.ID, &made) {
-		return nil, sandbox.Errorf(sandbox.Unavailable, "guest_unavailable", "the sandbox's first process does not listen")
+		return nil, sandbox.Errorf(sandbox.Unavailable, "guest_unavailable", "the sandbox's first process does not listen").
+			WithCause(syscall.ECONNREFUSED) // as a socket without its listener says
 	}
 	here, there := net.Pipe()
 	if d.h.Serve != nil {
