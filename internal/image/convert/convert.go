@@ -20,6 +20,7 @@
 //   - A leading "/" and "./" are stripped; "." sets the root's own attributes. Missing parents are root's, 0755, of 1970.
 //   - A later entry replaces an earlier one of the same path, a directory only if the later is none. The earlier one's
 //     content stays in the blob, unused.
+//   - Owners are kept as they are. A sandbox has ids 0 to 65535; files of others appear as nobody's in it.
 //   - Zeros become holes (see erofs.Data), also where the archive spells them out.
 //   - An archive without its end marker counts as cut, since nothing else tells them apart.
 //   - A failure between the commits of the three blobs leaves the earlier ones, unreferenced: removing them could take
@@ -61,14 +62,15 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	set := func(p *int64, d int64) {
+	set := func(p *int64, d, most int64) {
 		if *p == 0 {
 			*p = d
 		}
+		*p = min(*p, most) // sums of limits do not overflow
 	}
-	set(&o.MaxEntries, DefaultMaxEntries)
-	set(&o.MaxBytes, DefaultMaxBytes)
-	set(&o.MaxMemory, DefaultMaxMemory)
+	set(&o.MaxEntries, DefaultMaxEntries, 1<<31)
+	set(&o.MaxBytes, DefaultMaxBytes, 1<<60)
+	set(&o.MaxMemory, DefaultMaxMemory, 1<<60)
 	if o.Progress == nil {
 		o.Progress = func(int64, int64) {}
 	}
@@ -188,7 +190,7 @@ type Entry struct {
 }
 
 // Walk visits every name of a layer, directories before their contents, sorted within each. The metadata is verified
-// first; one that is damaged is DataLoss "blob_corrupt". fn may return erofs.SkipDir for a directory.
+// first; one that is damaged is DataLoss "blob_corrupt". fn may return fs.SkipDir for a directory.
 func Walk(ctx context.Context, st store.Store, l image.Layer, fn func(Entry) error) error {
 	if err := store.Verify(ctx, st, l.Metadata.Digest); err != nil {
 		return err

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"strings"
 
 	"dsec/internal/image"
@@ -38,7 +37,7 @@ func refuse(path, format string, args ...any) error {
 
 // readArchive reads every entry and then the rest of the input.
 func (im *importer) readArchive() error {
-	im.in.limit = min(headerAllowance+im.o.MaxEntries*perEntryAllowance, math.MaxInt64/4)
+	im.in.limit = headerAllowance + im.o.MaxEntries*perEntryAllowance
 	tr := tar.NewReader(im.in)
 	for {
 		before := im.in.count

@@ -139,6 +139,9 @@ func (im *Image) Stat(nid uint64) (Info, error) {
 
 // validShape checks that type, layout and size go together, and sets Rdev.
 func (im *Image) validShape(i *Info) bool {
+	if i.layout == layoutInline && i.Size > 0 && i.tail()%BlockSize+(i.Size-1)%BlockSize+1 > BlockSize {
+		return false // the tail crosses a block
+	}
 	switch i.Type() {
 	case TypeRegular:
 		if i.Size == 0 {

@@ -2,6 +2,7 @@ package erofs
 
 import (
 	"errors"
+	"io/fs"
 	"strings"
 )
 
@@ -101,9 +102,6 @@ func parseDirBlock(b []byte, yield func(Name) error) error {
 // MaxPath bounds the paths of a walk, since a hostile image can chain directories for as long as it is.
 const MaxPath = 16 << 10
 
-// SkipDir, returned by a function given to Walk for a directory, leaves out what is in it.
-var SkipDir = errors.New("skip this directory")
-
 // walker holds what makes a walk of a hostile image end: each directory once, and no more names than the image has room
 // for.
 type walker struct {
@@ -121,7 +119,7 @@ type step struct {
 }
 
 // Walk visits every name below the root, a directory before its contents, in the order of bytes within each. Paths start
-// with "/", the root is "/".
+// with "/", the root is "/". fn may return fs.SkipDir for a directory.
 func (im *Image) Walk(fn func(path string, i Info) error) error {
 	root, err := im.Root()
 	if err != nil {
@@ -129,7 +127,7 @@ func (im *Image) Walk(fn func(path string, i Info) error) error {
 	}
 	w := &walker{im: im, fn: fn, seen: map[uint64]bool{}, left: im.size / (direntSize + 1)}
 	if err := fn("/", root); err != nil {
-		if errors.Is(err, SkipDir) {
+		if errors.Is(err, fs.SkipDir) {
 			return nil
 		}
 		return err
@@ -193,7 +191,7 @@ func (w *walker) visit(s *step, n Name) (*step, error) {
 		return nil, bad("a path of more than %d bytes", MaxPath)
 	}
 	if err := w.fn(path, i); err != nil {
-		if i.IsDir() && errors.Is(err, SkipDir) {
+		if i.IsDir() && errors.Is(err, fs.SkipDir) {
 			return nil, nil
 		}
 		return nil, err
