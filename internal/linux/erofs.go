@@ -13,12 +13,20 @@ import (
 // is mounted is what the caller verified through the same files, whatever happens to their paths. The kernel reads the files
 // themselves, without loop devices, from Linux 6.12 and on file systems that allow it. ENOTBLK says that it does not, and then
 // MountErofsLoop works. Set-user-id programs stay effective, because images need them; device nodes do not.
-func MountErofs(target string, metadata *os.File, data []*os.File) error {
+//
+// source is what the table of mounts will show. It must be a path where nothing is: a link to the file is there for the length
+// of the call. A name like /proc/self/fd/3 must not stay in the table, because every program that compares sources
+// of mounts with its own files, as mkfs does, would see its own descriptor 3 mounted.
+func MountErofs(target, source string, metadata *os.File, data []*os.File) (err error) {
 	paths := make([]string, len(data))
 	for i, f := range data {
 		paths[i] = procFD(f)
 	}
-	return mountErofs(target, procFD(metadata), paths)
+	if err := os.Symlink(procFD(metadata), source); err != nil {
+		return fmt.Errorf("name the source of a mount: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.Remove(source)) }()
+	return mountErofs(target, source, paths)
 }
 
 // MountErofsLoop is MountErofs through loop devices, which end with the mount.

@@ -83,9 +83,9 @@ func (m *Mounts) mount(ctx context.Context, l *layer, s rootfs.Source) error {
 }
 
 func (m *Mounts) mountFiles(l *layer, metadata *os.File, data []*os.File) error {
-	err := linux.MountErofs(l.dir, metadata, data)
+	err := linux.MountErofs(l.dir, l.dir+".erofs", metadata, data)
 	if err == nil {
-		m.log.Debug("mounted a layer", "path", l.dir, "metadata", metadata.Name()) // the table of mounts shows descriptors
+		m.log.Debug("mounted a layer", "path", l.dir, "metadata", metadata.Name())
 		return nil
 	}
 	if linux.NeedsLoop(err) {
