@@ -372,6 +372,44 @@ func TestConcurrentSandboxesKeepTheirLimits(t *testing.T) {
 	wg.Wait()
 }
 
+func TestCloseReportsACopyOfTheMountElsewhere(t *testing.T) {
+	p := open(t, t.TempDir())
+	// Any program that gets a private mount namespace while the pool is mounted has such a copy.
+	copied := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", "echo ready; exec sleep 100")
+	out, err := copied.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := copied.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := p.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v", err)
+	}
+	if left, err := os.ReadDir(filepath.Dir(p.dir)); err != nil || len(left) > 0 {
+		t.Errorf("left in the data directory: %v, %v", left, err)
+	}
+	_ = copied.Process.Kill()
+	_ = copied.Wait()
+	waitFor(t, func() bool {
+		devices, err := linux.LoopDevices()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, backing := range devices {
+			if strings.HasPrefix(backing, p.file) { // "… (deleted)"
+				return false
+			}
+		}
+		return true
+	})
+}
+
 func TestAForeignMountIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	target := filepath.Join(dir, mountPoint)
