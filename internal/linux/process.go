@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -70,8 +71,9 @@ func Kill(pid int) error {
 // A Process is a stable reference to a process, own child or not: its number cannot come to mean another one. Waiting
 // takes no thread. It holds one descriptor.
 type Process struct {
-	Pid  int
-	file *os.File
+	Pid    int
+	file   *os.File
+	closed atomic.Bool
 }
 
 // OpenProcess refers to the process with this number. The caller makes sure that it is the one it means, by StartTime read
@@ -88,7 +90,10 @@ func OpenProcess(pid int) (*Process, error) {
 }
 
 // Close ends all waiting. The process lives on.
-func (p *Process) Close() error { return p.file.Close() }
+func (p *Process) Close() error {
+	p.closed.Store(true)
+	return p.file.Close()
+}
 
 // Wait blocks until the process has ended. A child is reaped; the status of another one that its parent has reaped in the
 // meantime is known only where the kernel keeps it (PIDFD_INFO_EXIT, Linux 6.15), else Code is -1. It fails with os.ErrClosed after Close.
@@ -104,6 +109,9 @@ func (p *Process) Wait() (Exit, error) {
 		exit, done, failure = tryWait(int(fd), p.Pid)
 		return done || failure != nil
 	})
+	if err != nil && p.closed.Load() { // a raw connection does not say so itself
+		err = os.ErrClosed
+	}
 	if err = errors.Join(err, failure); err != nil {
 		return Exit{Code: -1}, fmt.Errorf("wait for process %d: %w", p.Pid, err)
 	}
