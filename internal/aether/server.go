@@ -30,12 +30,11 @@ const (
 
 // Options of a Server.
 type Options struct {
-	Config    config.Config
-	CgroupFD  int   // <sandbox>/user; used unless Config.Cgroup is "none"
-	TaskFDs   []int // v1 tasks files; the spawner writes and closes them
-	ReapAll   bool  // this process is an init: all children are its business
-	Log       *slog.Logger
-	accountIn string // directory that stands for /etc, in tests
+	Config   config.Config
+	CgroupFD int   // <sandbox>/user; used unless Config.Cgroup is "none"
+	TaskFDs  []int // v1 tasks files; the spawner writes and closes them
+	ReapAll  bool  // this process is an init: all children are its business
+	Log      *slog.Logger
 }
 
 // A Server starts commands for the edge that is connected, and goes on while none is.
@@ -73,9 +72,6 @@ func New(o Options) (*Server, error) {
 		key: o.Config.Key, log: o.Log, accts: newAccounts(),
 		commands: make(map[string]*command), conns: make(map[*wire.Conn]struct{}),
 		polled: make(map[*os.File]struct{}),
-	}
-	if o.accountIn != "" {
-		s.accts.passwdPath, s.accts.groupPath = o.accountIn+"/passwd", o.accountIn+"/group"
 	}
 	if o.Config.Cgroup != config.CgroupNone {
 		pool, err := newCgroupPool(o.CgroupFD)
