@@ -598,13 +598,12 @@ class Platform:
                 data = f.read(int(request.query.get("length", -1)))
         except FileNotFoundError:
             raise not_found("file") from None
-        offset = int(request.query.get("offset", 0))
         headers = {
             "Dsec-Mode": f"{info.st_mode & 0o7777:04o}",
-            "Dsec-Mtime": str(info.st_mtime_ns / 1e9),
+            "Dsec-Mtime": stamp(info.st_mtime_ns / 1e9),
             "Dsec-Uid": str(info.st_uid),
             "Dsec-Gid": str(info.st_gid),
-            "Content-Range": f"bytes {offset}-{offset + len(data) - 1}/{info.st_size}",
+            "Dsec-Size": str(info.st_size),
         }
         await out.send(200, data, "application/octet-stream", headers)
 

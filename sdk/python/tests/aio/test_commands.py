@@ -163,6 +163,19 @@ async def test_broken_pipe_is_reported(config: DSecConfig) -> None:
     await client.close()
 
 
+async def test_input_that_was_lost_is_an_error(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = await make(config)
+    detail = {"type": "dsec.v1.ErrorInfo", "debug": {"reason": "stdin_gap"}}
+    error = {"code": "failed_precondition", "message": "only 5 bytes have arrived", "details": [detail]}
+    platform.fault("/stdin", Fault(status=400, error=error))
+    with pytest.raises(FailedPreconditionError):
+        await sandbox.exec(["cat"], stdin=b"x" * 100_000)
+    assert not platform.running()
+    platform.fault("/stdin", Fault(status=499, error={"code": "canceled", "message": "reading the input failed"}))
+    assert (await sandbox.exec(["cat"], stdin=b"x" * 100_000)).stdout_size == 100_000
+    await client.close()
+
+
 async def test_an_iterator_that_fails_kills_nothing_else(config: DSecConfig, platform: Platform) -> None:
     client, sandbox = await make(config)
 

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Union
 from .. import _sio as net
 from .._args import MAX_INLINE_STDIN, invalid
 from .._errors import (
+    CanceledError,
     CommandFailedError,
     DSecError,
     DSecTimeoutError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    UnavailableError,
 )
 from .._models import CommandResult, Output, bad_response, command_result
 from .._retry import Backoff
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 STDIN_BLOCK = 1 << 20
 MAX_ANSWER = 1 << 20
+
+# What says that input was lost on the platform, or never wanted: to go on would feed the command something else.
+LOST_INPUT = ("stdin_gap", "no_stdin")
 
 # A kill may overtake the request that starts the command, on another connection; then it is tried again.
 KILL_DELAYS = (0.05, 0.2, 0.5)
@@ -117,22 +122,23 @@ def run(
     """
     poll = api.config.command_poll_seconds
     begun = False
+    fed = True
     try:
         message = start(api, sandbox_id, command_id, command, stdin, wait=poll)
         begun = True
         if needs_feeding(stdin):
-            send_stdin(api, sandbox_id, command_id, stdin, close=True)
+            fed = send_stdin(api, sandbox_id, command_id, stdin, close=True)
         while message.get("running"):
             message = get_command(api, sandbox_id, command_id, poll)
     except DSecError as e:
-        if begun and isinstance(e, InvalidArgumentError):
+        if begun and isinstance(e, (InvalidArgumentError, FailedPreconditionError)):
             net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, ()), api.config.cleanup_seconds)
         raise
     except net.FAILURES:
         delays = () if begun else KILL_DELAYS
         net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, delays), api.config.cleanup_seconds)
         raise
-    return finish(api, sandbox_id, message, check=check)
+    return finish(api, sandbox_id, message if fed else {**message, "stdinBroken": True}, check=check)
 
 
 def needs_feeding(stdin: Input | None) -> TypeGuard[Input]:
@@ -291,13 +297,17 @@ def _put_stdin(api: Api, sandbox_id: str, command_id: str, offset: int, block: m
             response = api.bytes_request("PUT", target, body=body, length=len(block), wait=30.0)
             answer = response.read_all(MAX_ANSWER)
             return _written(response.head.headers.get("dsec-offset"), answer, offset + len(block))
-        except (NotFoundError, FailedPreconditionError):
+        except (NotFoundError, FailedPreconditionError) as e:
+            if e.reason in LOST_INPUT:
+                raise
             return False  # it has ended, or closed its input; its result says which
         except DSecTimeoutError:
             # A command may take its time to read. As long as it runs, so does this.
             if not (get_command(api, sandbox_id, command_id, 0)).get("running"):
                 return False
             continue
+        except CanceledError as e:  # the connection broke further on
+            pause = backoff.delay(UnavailableError(e.message, reason=e.reason, sandbox_id=sandbox_id))
         except DSecError as e:
             pause = backoff.delay(e)
         net.sleep(pause)

@@ -185,9 +185,8 @@ def open_file(api: Api, target: str, offset: int, length: int | None) -> FileRea
         return query if length is None else f"{query}&length={length - (position - offset)}"
 
     def same(head: Head) -> None:
-        now = _file_info(head, download.position)
-        before = first[0]
-        if (now.size, now.mtime) != (before.size, before.mtime) and length is None:
+        now, before = _file_info(head, download.position), first[0]
+        if now.mtime != before.mtime or (_total(head) is not None and now.size != before.size):
             raise UnavailableError(
                 "the file was changed while it was being read and the connection broke; read it again",
                 reason="file_changed",
@@ -199,14 +198,19 @@ def open_file(api: Api, target: str, offset: int, length: int | None) -> FileRea
     return FileReader(download, first[0])
 
 
+def _total(head: Head) -> int | None:
+    """Return the size of the whole file, if the answer tells."""
+    text = head.headers.get("dsec-size") or head.headers.get("content-range", "").rpartition("/")[2]
+    return int(text) if text.isdigit() else None
+
+
 def _file_info(head: Head, offset: int) -> FileInfo:
     headers = head.headers
     try:
         mode, uid, gid = headers.get("dsec-mode"), headers.get("dsec-uid"), headers.get("dsec-gid")
-        total = headers.get("content-range", "").rpartition("/")[2]
-        size = int(total) if total.isdigit() else (head.length or 0) + offset
+        total = _total(head)
         return FileInfo(
-            size=size,
+            size=(head.length or 0) + offset if total is None else total,
             mode=int(mode, 8) if mode else None,
             mtime=_file_time(headers.get("dsec-mtime", "")),
             uid=int(uid) if uid else None,
