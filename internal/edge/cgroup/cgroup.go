@@ -9,8 +9,8 @@
 //   - Which cgroup a host has is told by statfs and the table of mounts, never by trying: on a tmpfs, mkdir and writes succeed
 //     as well and limit nothing.
 //   - On a host whose controllers are in v1 each sandbox has v1 groups for its limits and a twin in the v2 tree, which has no
-//     controllers there but kills, freezes and carries BPF programs. Memory groups are flat (<id>.user), because each
-//     memory cgroup costs the kernel about 100 KiB and every page charged walks up to the root.
+//     controllers there but kills, freezes and carries BPF programs. Memory groups are flat (<id>.user), because a
+//     parent would be one memory cgroup more for each sandbox, and every page that is charged is charged to all parents.
 //   - A process is in all of these groups because somebody wrote it there; this package makes the groups and empties
 //     them. Tasks that are only in a v1 group, left by a launcher that was killed in the middle, are found and killed by Remove.
 //   - The CPU quota is on the user part alone: a throttled sandbox still answers.
@@ -27,7 +27,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -38,8 +37,8 @@ import (
 	"dsec/sandbox"
 )
 
-// AetherMemory is the memory limit of aether's part, in bytes: some twenty times what it needs at rest, for buffers of streams and
-// one longest script. It is a limit, not a reservation.
+// AetherMemory is the memory limit of aether's part, in bytes: many times what it needs at rest, for buffers of streams and for
+// scripts. It is a limit, not a reservation.
 const AetherMemory = 64 << 20
 
 // Bounds of the pauses between two tries to remove a group whose tasks are dying.
@@ -339,5 +338,3 @@ func (t *Tree) mask(cores float64) []int {
 	}
 	return rotate(t.cpus, t.turn.Add(uint64(n))-uint64(n), n)
 }
-
-func strconvInt(n int64) string { return strconv.FormatInt(n, 10) }

@@ -2,14 +2,14 @@ package cgroup
 
 import (
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"dsec/internal/edge/driver"
 	"dsec/internal/linux"
 	"dsec/sandbox"
-
-	"os"
 )
 
 // Weights of the CPU. The user part has the kernel's default; aether gets what makes it run as soon as it wakes.
@@ -66,13 +66,13 @@ func (t *Tree) plan(id sandbox.ID, l sandbox.Limits) plan {
 func (t *Tree) planV2(id sandbox.ID, l sandbox.Limits) plan {
 	dir := filepath.Join(t.v2, string(id))
 	aether, user := filepath.Join(dir, "aether"), filepath.Join(dir, "user")
-	userSettings := append(memoryV2(l.Memory), setting{"memory.oom.group", "0"}, setting{"pids.max", strconvInt(l.PIDs)})
+	userSettings := append(memoryV2(l.Memory), setting{"memory.oom.group", "0"}, setting{"pids.max", decimal(l.PIDs)})
 	if q := t.quota(l.CPU); q > 0 {
-		userSettings = append(userSettings, setting{"cpu.max", strconvInt(q) + " " + strconvInt(quotaPeriod)})
+		userSettings = append(userSettings, setting{"cpu.max", decimal(q) + " " + decimal(quotaPeriod)})
 	}
 	return plan{
 		groups: []group{
-			{dir, []setting{{"cpu.weight", strconvInt(scale(l.CPU, weightPerCore, minWeight, maxWeight))}, {subtreeControl, enableAll}}},
+			{dir, []setting{{"cpu.weight", decimal(scale(l.CPU, weightPerCore, minWeight, maxWeight))}, {subtreeControl, enableAll}}},
 			{aether, append(memoryV2(AetherMemory), setting{"cpu.weight", aetherWeight})},
 			{user, userSettings},
 		},
@@ -81,7 +81,7 @@ func (t *Tree) planV2(id sandbox.ID, l sandbox.Limits) plan {
 }
 
 func memoryV2(bytes int64) []setting {
-	return []setting{{"memory.max", strconvInt(bytes)}, {"memory.swap.max", "0"}}
+	return []setting{{"memory.max", decimal(bytes)}, {"memory.swap.max", "0"}}
 }
 
 // planHybrid puts the limits into v1. The user part's pids are one more than asked for: the thread of aether that starts
@@ -96,7 +96,7 @@ func (t *Tree) planHybrid(id sandbox.ID, l sandbox.Limits) plan {
 	}
 	var quota []setting
 	if q := t.quota(l.CPU); q > 0 {
-		quota = []setting{{"cpu.cfs_quota_us", strconvInt(q)}}
+		quota = []setting{{"cpu.cfs_quota_us", decimal(q)}}
 	}
 	return plan{
 		groups: []group{
@@ -105,10 +105,10 @@ func (t *Tree) planHybrid(id sandbox.ID, l sandbox.Limits) plan {
 			{cg.V2User, nil},
 			{cg.V1Aether["memory"], t.memoryV1(AetherMemory)},
 			{cg.V1User["memory"], t.memoryV1(l.Memory)},
-			{cpu, []setting{{"cpu.shares", strconvInt(scale(l.CPU, sharesPerCore, minShares, maxShares))}}},
+			{cpu, []setting{{"cpu.shares", decimal(scale(l.CPU, sharesPerCore, minShares, maxShares))}}},
 			{cg.V1Aether["cpu"], []setting{{"cpu.shares", aetherShares}}},
 			{cg.V1User["cpu"], quota},
-			{pids, []setting{{"pids.max", strconvInt(l.PIDs + 1)}}},
+			{pids, []setting{{"pids.max", decimal(l.PIDs + 1)}}},
 		},
 		cgroups: cg,
 	}
@@ -116,9 +116,9 @@ func (t *Tree) planHybrid(id sandbox.ID, l sandbox.Limits) plan {
 
 // memoryV1 forbids swap where the kernel accounts it. The order matters: the sum may not be less than the memory.
 func (t *Tree) memoryV1(bytes int64) []setting {
-	s := []setting{{"memory.limit_in_bytes", strconvInt(bytes)}}
+	s := []setting{{"memory.limit_in_bytes", decimal(bytes)}}
 	if t.memsw {
-		s = append(s, setting{"memory.memsw.limit_in_bytes", strconvInt(bytes)})
+		s = append(s, setting{"memory.memsw.limit_in_bytes", decimal(bytes)})
 	}
 	return s
 }
@@ -156,3 +156,5 @@ func rotate(cpus []int, from uint64, n int) []int {
 	slices.Sort(out)
 	return out
 }
+
+func decimal(n int64) string { return strconv.FormatInt(n, 10) }

@@ -127,6 +127,11 @@ func (m *Mounts) Acquire(ctx context.Context, holder sandbox.ID, sources []rootf
 	if _, err := sandbox.ParseID(string(holder)); err != nil {
 		return nil, err
 	}
+	for _, s := range sources {
+		if err := validate(s); err != nil {
+			return nil, err
+		}
+	}
 	taken := make([]*layer, 0, len(sources))
 	defer func() {
 		if err != nil {
@@ -159,9 +164,6 @@ func (m *Mounts) Acquire(ctx context.Context, holder sandbox.ID, sources []rootf
 // take finds the layer or begins to mount it, and counts the caller as a user. The first caller's context does not matter to
 // the mounting: others may wait for the same.
 func (m *Mounts) take(s rootfs.Source) (*layer, error) {
-	if err := validate(s); err != nil {
-		return nil, err
-	}
 	key := keyOf(s)
 	m.mu.Lock()
 	defer m.mu.Unlock()
