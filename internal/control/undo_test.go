@@ -185,7 +185,7 @@ func TestDisconnectInTheMiddleOfABatch(t *testing.T) {
 
 // While a caller does not read, no further creates begin.
 func TestBackPressure(t *testing.T) {
-	p := start(t, func(o *control.Options) { o.BatchWindow = 4 })
+	p := start(t, func(o *control.Options) { o.BatchWindow, o.Poll = 4, time.Second })
 	p.publish("base", "base:latest", "")
 	big := map[string]string{}
 	for i := range 60 {
@@ -194,13 +194,13 @@ func TestBackPressure(t *testing.T) {
 	tr := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
 		if err == nil {
-			err = c.(*net.TCPConn).SetReadBuffer(4096)
+			err = c.(*net.TCPConn).SetReadBuffer(256 << 10)
 		}
 		return c, err
 	}}
 	defer tr.CloseIdleConnections()
-	client := dsecv1connect.NewSandboxServiceClient(&http.Client{Transport: withKey{p, tr}}, p.url)
-	const count = 2000
+	client := dsecv1connect.NewSandboxServiceClient(&http.Client{Transport: withKey{p, tr}}, p.url, connect.WithAcceptCompression("gzip", nil, nil))
+	const count = 600
 	stream, err := client.CreateSandboxes(t.Context(), connect.NewRequest(&dsecv1.CreateSandboxesRequest{Spec: &dsecv1.SandboxSpec{Image: "base", Labels: big}, Count: count}))
 	ok(t, err)
 	stopped := 0

@@ -41,7 +41,9 @@ func (l *Launcher) EdgeStatus(code sandbox.EdgeCode, asked time.Time, sandboxes 
 		known += o.OnEdge(code)
 	}
 	s := l.lists[code]
-	wake := int64(known) != sandboxes && l.o.Now().Sub(s.last) >= l.o.ListEvery
+	// While sandboxes come and go the numbers nearly always differ, so large edges are listed less often.
+	every := l.o.ListEvery * time.Duration(1+known/listPage)
+	wake := int64(known) != sandboxes && l.o.Now().Sub(s.last) >= every
 	s.wanted = s.wanted || wake
 	l.lists[code] = s
 	l.mu.Unlock()
