@@ -19,6 +19,7 @@ import (
 )
 
 func main() {
+	runtime.MemProfileRate = 0
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "aether:", err)
 		os.Exit(1)
@@ -29,7 +30,9 @@ func run() error {
 	if err := aether.Harden(); err != nil {
 		return err
 	}
-	runtime.GOMAXPROCS(2)
+	// One: commands are forked one by one anyway, and a second would only be woken to look for work. Measured, an exec
+	// costs 10 % less CPU, and aether 300 KiB less at rest.
+	runtime.GOMAXPROCS(1)
 	aether.Tune()
 	pipe := os.NewFile(config.FDConfig, "config")
 	cfg, err := config.Decode(pipe)

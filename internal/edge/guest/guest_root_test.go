@@ -433,7 +433,12 @@ func TestPrivateMemoryAtRest(t *testing.T) {
 		}
 	}
 	time.Sleep(3 * time.Second) // at rest
-	if os.Getenv("DUMP") != "" { b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", j.pid)); os.WriteFile("/tmp/h_b.smaps", b, 0o644); d, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", j.pid)); t.Log("threads", len(d)) }
+	if os.Getenv("DUMP") != "" {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", j.pid))
+		os.WriteFile("/tmp/h_b.smaps", b, 0o644)
+		d, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", j.pid))
+		t.Log("threads", len(d))
+	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", j.pid))
 	must(t, err)
 	total := 0

@@ -1,0 +1,258 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/wire"
+	"dsec/sandbox"
+)
+
+// A fakeAether greets honestly, and then does with every message what its script says.
+type fakeAether struct {
+	t      testing.TB
+	conn   *wire.Conn
+	script func(f *fakeAether, t wire.Type, stream uint32, payload []byte)
+	known  []*aetherv1.CommandStatus
+}
+
+func (f *fakeAether) Message(t wire.Type, stream uint32, payload []byte) error {
+	if t == wire.MsgHello {
+		f.post(wire.MsgHello, 0, &aetherv1.Hello{Version: version, Commands: f.known})
+		return nil
+	}
+	f.script(f, t, stream, payload)
+	return nil
+}
+func (f *fakeAether) Data(uint32, uint8, uint64, []byte, wire.Flags) error { return nil }
+func (f *fakeAether) Ack(uint32, uint8, uint64, bool) error                { return nil }
+
+func (f *fakeAether) post(t wire.Type, stream uint32, m proto.Message) {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		f.t.Error(err)
+	}
+	_ = f.conn.Post(t, stream, b) // the edge may have hung up
+}
+
+func (f *fakeAether) output(stream uint32, channel uint8, offset uint64, b string) {
+	f.conn.Ready(&wire.Source{Stream: stream, Channel: channel, Fill: func(dst []byte, _ int) ([]byte, uint64, wire.Flags, bool) {
+		return append(dst, b...), offset, 0, false
+	}})
+	f.conn.Flush()
+}
+
+// hostile connects a Client to a scripted aether.
+func hostile(t testing.TB, known []*aetherv1.CommandStatus, script func(f *fakeAether, t wire.Type, stream uint32, payload []byte)) (*Client, error) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var conns []net.Conn
+	dial := func(context.Context) (net.Conn, error) {
+		a, b := net.Pipe()
+		mu.Lock()
+		conns = append(conns, b)
+		mu.Unlock()
+		f := &fakeAether{t: t, conn: wire.NewConn(b, wire.Options{MaxMessage: 1 << 22}), script: script, known: known}
+		wg.Go(func() { _ = f.conn.Serve(f) })
+		return a, nil
+	}
+	t.Cleanup(func() {
+		mu.Lock()
+		for _, c := range conns {
+			c.Close()
+		}
+		mu.Unlock()
+		wg.Wait()
+	})
+	c, err := Connect(testContext(t), Options{ID: "hostile", Key: make([]byte, 32), Dial: dial, OutputDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err == nil {
+		t.Cleanup(func() { c.Close() })
+	}
+	return c, err
+}
+
+func TestViolationsEndTheClient(t *testing.T) {
+	type script = func(f *fakeAether, stream uint32)
+	started := func(f *fakeAether, stream uint32) { f.post(wire.MsgStarted, stream, &aetherv1.Started{Pid: 2}) }
+	exit := func(e *aetherv1.Exit) script {
+		return func(f *fakeAether, stream uint32) { f.post(wire.MsgExit, stream, e) }
+	}
+	for name, s := range map[string]script{
+		"exit code":             exit(&aetherv1.Exit{ExitCode: 256}),
+		"negative exit code":    exit(&aetherv1.Exit{ExitCode: -1}),
+		"signal":                exit(&aetherv1.Exit{ExitCode: 128 + 65, Signal: 65}),
+		"signal without code":   exit(&aetherv1.Exit{Signal: 9}),
+		"size without output":   exit(&aetherv1.Exit{StdoutSize: 5}),
+		"impossible size":       exit(&aetherv1.Exit{StderrSize: 1 << 63}),
+		"unknown stream":        func(f *fakeAether, s uint32) { f.post(wire.MsgStarted, s+1, &aetherv1.Started{}) },
+		"stream 0":              func(f *fakeAether, s uint32) { f.post(wire.MsgExit, 0, &aetherv1.Exit{}) },
+		"wrong message":         func(f *fakeAether, s uint32) { f.post(wire.MsgWriteDone, s, &aetherv1.WriteDone{}) },
+		"request to the edge":   func(f *fakeAether, s uint32) { f.post(wire.MsgStart, s, &aetherv1.Start{}) },
+		"garbage":               func(f *fakeAether, s uint32) { _ = f.conn.Post(wire.MsgExit, s, []byte{0xff, 0xff}) },
+		"started twice":         func(f *fakeAether, s uint32) { started(f, s); started(f, s) },
+		"started in the middle": func(f *fakeAether, s uint32) { f.post(wire.MsgStarted, s, &aetherv1.Started{StdoutOffset: 7}) },
+		"output with a gap":     func(f *fakeAether, s uint32) { f.output(s, wire.Stdout, 1, "x") },
+		"output again":          func(f *fakeAether, s uint32) { f.output(s, wire.Stdout, 0, "x"); f.output(s, wire.Stdout, 0, "x") },
+		"output on stdin":       func(f *fakeAether, s uint32) { f.output(s, wire.Stdin, 0, "x") },
+		"output of no stream":   func(f *fakeAether, s uint32) { f.output(s+9, wire.Stdout, 0, "x") },
+		"ack of no input":       func(f *fakeAether, s uint32) { _ = f.conn.PostAck(s, wire.Stdin, 1, false) },
+		"ack on stdout":         func(f *fakeAether, s uint32) { _ = f.conn.PostAck(s, wire.Stdout, 0, false) },
+		"error after the end": func(f *fakeAether, s uint32) {
+			exit(&aetherv1.Exit{})(f, s)
+			f.post(wire.MsgError, s, &aetherv1.Error{})
+		},
+		"two ends":         func(f *fakeAether, s uint32) { exit(&aetherv1.Exit{})(f, s); exit(&aetherv1.Exit{})(f, s) },
+		"message too long": func(f *fakeAether, s uint32) { _ = f.conn.Post(wire.MsgError, s, make([]byte, 2<<20)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := hostile(t, nil, func(f *fakeAether, ty wire.Type, stream uint32, _ []byte) {
+				if ty == wire.MsgStart {
+					s(f, stream)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = c.Start(testContext(t), "x", sandbox.Command{Argv: []string{"x"}})
+			select {
+			case <-c.Done():
+			case <-testContext(t).Done():
+				t.Fatal("the client goes on")
+			}
+			if r := sandbox.ReasonOf(c.Err()); r != "guest_protocol" {
+				t.Errorf("%v", c.Err())
+			}
+		})
+	}
+}
+
+func TestOutputBeyondCredit(t *testing.T) {
+	c, err := hostile(t, nil, func(f *fakeAether, ty wire.Type, stream uint32, _ []byte) {
+		if ty != wire.MsgStart {
+			return
+		}
+		f.post(wire.MsgStarted, stream, &aetherv1.Started{Pid: 2})
+		sent := uint64(0)
+		f.conn.Ready(&wire.Source{Stream: stream, Channel: wire.Stdout, Fill: func(b []byte, n int) ([]byte, uint64, wire.Flags, bool) {
+			sent += uint64(n)
+			return append(b, make([]byte, n)...), sent - uint64(n), 0, true // whatever was acknowledged
+		}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.spool.headCap, c.spool.tailCap = 1<<20, 1<<20
+	m, err := c.Start(testContext(t), "x", sandbox.Command{Argv: []string{"x"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := m.Output(1, 0, true) // never read: no credit after the caps
+	defer r.Close()
+	<-c.Done()
+	if size := m.Result().Stdout.Size; size > 3<<20 {
+		t.Errorf("%d bytes were taken", size)
+	}
+}
+
+func TestBadGreetings(t *testing.T) {
+	for name, known := range map[string][]*aetherv1.CommandStatus{
+		"a path":   {{CommandId: "../../etc/passwd"}},
+		"empty":    {{}},
+		"too many": make([]*aetherv1.CommandStatus, maxKnown+1),
+	} {
+		for i := range known {
+			if known[i] == nil {
+				known[i] = &aetherv1.CommandStatus{CommandId: "a"}
+			}
+		}
+		_, err := hostile(t, known, nil)
+		if sandbox.ReasonOf(err) != "guest_protocol" || !errors.Is(err, wire.ErrProtocol) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestSilentAether(t *testing.T) {
+	c, err := hostile(t, nil, func(*fakeAether, wire.Type, uint32, []byte) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	for name, f := range map[string]func() error{
+		"start": func() error { _, err := c.Start(ctx, "x", sandbox.Command{Argv: []string{"x"}}); return err },
+		"read":  func() error { _, _, err := c.ReadFile(ctx, FileRead{Path: "/x"}); return err },
+		"write": func() error {
+			_, _, err := c.WriteFile(ctx, FileWrite{Path: "/x", Size: -1}, strings.NewReader("x"))
+			return err
+		},
+	} {
+		if err := f(); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestMessagesAreMadeReadable(t *testing.T) {
+	c, err := hostile(t, nil, func(f *fakeAether, ty wire.Type, stream uint32, _ []byte) {
+		if ty == wire.MsgStart {
+			f.post(wire.MsgError, stream, &aetherv1.Error{Code: 9999, Message: strings.Repeat("é", 100_000)})
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Start(testContext(t), "x", sandbox.Command{Argv: []string{"x"}})
+	if e := sandbox.AsError(err); e == nil || e.Class != sandbox.Internal || len(e.Message) > maxErrorText+4 {
+		t.Errorf("%.100v", err)
+	}
+}
+
+// FuzzHostileAether feeds arbitrary bytes, after an honest greeting, to a Client with a running command.
+func FuzzHostileAether(f *testing.F) {
+	frame := func(t wire.Type, flags uint8, stream uint32, payload string) string {
+		return string(wire.Header{Type: t, Flags: flags, Stream: stream, Length: uint32(len(payload))}.Append(nil)) + payload
+	}
+	started, _ := proto.Marshal(&aetherv1.Started{Pid: 1})
+	exit, _ := proto.Marshal(&aetherv1.Exit{ExitCode: 3, StdoutSize: 2})
+	f.Add([]byte(frame(wire.MsgStarted, 0, 1, string(started)) + frame(1, wire.Stdout, 1, "\x00\x00\x00\x00\x00\x00\x00\x00hi") + frame(wire.MsgExit, 0, 1, string(exit))))
+	f.Add([]byte(frame(1, wire.Stderr|uint8(wire.Push), 1, "\x00\x00\x00\x00\x00\x00\x00\x00hi")))
+	f.Add([]byte(frame(2, 0x80, 1, "\x00\x00\x00\x00\x00\x00\x00\x00")))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		c := &Client{o: Options{Log: slog.New(slog.DiscardHandler)}, spool: newSpool(t.TempDir()), done: make(chan struct{}), linked: make(chan struct{}), commands: make(map[string]*Command)}
+		ours, theirs := net.Pipe()
+		l := newLink(c, ours)
+		l.greeted = true
+		c.link = l
+		m := newCommand(c, "x")
+		m.prepare(sandbox.Command{Argv: []string{"x"}, Stdin: []byte("input")})
+		c.commands["x"] = m
+		c.running++
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = io.Copy(io.Discard, theirs) })
+		m.resume(l)
+		l.conn.Flush()
+		wg.Go(func() { _ = l.conn.Serve(l) })
+		_, _ = theirs.Write(in) // ends early where the client hangs up
+		theirs.Close()
+		wg.Wait()
+		l.lostAll()
+		r := m.Result()
+		if r.ExitCode < 0 || r.ExitCode > 255 || r.Stdout.Size < 0 || r.Stdout.Size > int64(len(in)) || r.Stdout.Head > r.Stdout.Size {
+			t.Errorf("%+v", r)
+		}
+		if head := m.Head(1, 1<<20); int64(len(head)) != r.Stdout.Head {
+			t.Errorf("%d bytes of output, result says %d", len(head), r.Stdout.Head)
+		}
+	})
+}
