@@ -51,6 +51,9 @@ func (a *attachment) run(ctx context.Context) (*dsecv1.CommandResult, error) {
 	if err != nil && (ctx.Err() != nil || started || sandbox.ClassOf(err) == sandbox.Unavailable) {
 		a.kill(started)
 	}
+	if !started {
+		err = asStartFailure(err)
+	}
 	return result, err
 }
 
@@ -124,19 +127,8 @@ func (a *attachment) get(ctx context.Context, wait float64) (*dsecv1.CommandResu
 func (a *attachment) copyAll(ctx context.Context, s *outputStream, follow bool) error {
 	for {
 		err := s.copy(ctx, a.cl, follow)
-		if !isDropped(err) {
-			return err
-		}
-		result, gerr := a.get(ctx, 0)
-		if gerr != nil {
-			return gerr
-		}
-		out := result.GetStdout()
-		if s.name == "stderr" {
-			out = result.GetStderr()
-		}
-		next := out.GetSize() - out.GetTailSize()
-		if next <= s.offset {
+		next, dropped := droppedUntil(err)
+		if !dropped || next <= s.offset {
 			return err
 		}
 		a.say("%d bytes of %s are missing here: of a long output only the beginning and the end are kept", next-s.offset, s.name)

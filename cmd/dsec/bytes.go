@@ -147,18 +147,26 @@ type outputStream struct {
 
 // copy writes what there is, with follow also what comes, until the command ends. Where the platform has dropped the
 // middle of a long output it returns the sandbox.Error of reason "output_dropped".
+//
+// An answer that follows has begun before the platform knows of a gap, and can only be cut. So after one that gave nothing,
+// what is kept is asked for without following: that answer can be an error.
 func (s *outputStream) copy(ctx context.Context, cl *client, follow bool) error {
 	var o outage
+	probe := false
 	for {
-		n, err := s.copyOnce(ctx, cl, follow)
+		n, err := s.copyOnce(ctx, cl, follow && !probe)
 		if n > 0 {
 			o.over()
 		}
 		var failed *writeError
 		switch {
+		case err == nil && probe:
+			probe = false
+			continue
 		case err == nil || errors.As(err, &failed):
 			return err
 		}
+		probe = follow && n == 0 && !probe
 		if err := cl.wait(ctx, &o, err); err != nil {
 			return err
 		}
@@ -202,8 +210,15 @@ func copyBytes(to io.Writer, from io.Reader) (int64, error) {
 	}
 }
 
-// isDropped reports whether the bytes at an offset are gone for good.
-func isDropped(err error) bool {
+// droppedUntil says that the bytes at an offset are gone for good, and where those begin that are kept (0 = unknown).
+func droppedUntil(err error) (next int64, dropped bool) {
 	var e *sandbox.Error
-	return errors.As(err, &e) && e.Reason == "output_dropped"
+	if !errors.As(err, &e) || e.Reason != "output_dropped" {
+		return 0, false
+	}
+	next, perr := strconv.ParseInt(e.Facts["next_offset"], 10, 64)
+	if perr != nil {
+		next = 0
+	}
+	return next, true
 }

@@ -38,10 +38,11 @@ func (f *fakePlatform) serveOutput(w http.ResponseWriter, r *http.Request) {
 		all := c.streams[i].Bytes()
 		if d := c.dropped[i]; offset >= d[0] && offset < d[1] {
 			c.mu.Unlock()
-			if sent > 0 {
+			if sent > 0 || r.FormValue("follow") != "" { // the edge has sent the headers by then
+				http.NewResponseController(w).Flush()
 				panic(http.ErrAbortHandler)
 			}
-			byteError(w, http.StatusNotFound, sandbox.Errorf(sandbox.NotFound, "output_dropped", "these bytes are no longer kept"))
+			byteError(w, http.StatusNotFound, sandbox.Errorf(sandbox.NotFound, "output_dropped", "these bytes are no longer kept").WithFact("next_offset", strconv.FormatInt(d[1], 10)))
 			return
 		} else if offset < d[0] {
 			all = all[:d[0]]

@@ -46,6 +46,8 @@ type fakePlatform struct {
 	cutOutput int
 	// shortOutput ends that many answers with output early, as if they were complete.
 	shortOutput int
+	// startFailure is what starting a command answers, if set.
+	startFailure *sandbox.Error
 
 	mu           sync.Mutex
 	sandboxes    map[string]*dsecv1.Sandbox
@@ -339,6 +341,10 @@ func (f *fakePlatform) Exec(ctx context.Context, r *connect.Request[dsecv1.ExecR
 		argv := r.Msg.Command.Argv
 		if r.Msg.Command.Shell != "" {
 			argv = []string{"echo", "script:", r.Msg.Command.Shell}
+		}
+		if f.startFailure != nil {
+			f.mu.Unlock()
+			return nil, wire(f.startFailure)
 		}
 		run, found := f.programs[argv[0]]
 		if !found {

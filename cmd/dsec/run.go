@@ -114,7 +114,7 @@ func (o *runOptions) leave(ctx context.Context, c *console, cl *client, sb *dsec
 		res, err := invoke(ctx, cl, cl.sandboxes.Exec, &dsecv1.ExecRequest{SandboxId: sb.GetId(), CommandId: id, Command: cmd, InlineLimit: 1})
 		if err != nil {
 			c.remove(cl, sb)
-			return err
+			return asStartFailure(err)
 		}
 		result = res.GetResult()
 	}

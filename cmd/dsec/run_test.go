@@ -116,6 +116,10 @@ func TestRunExitCodes(t *testing.T) {
 	h.wantError(h.run("run", "debian", "greedy"), 137, "ran out of memory", "--memory")
 	h.wantError(h.run("run", "debian", "killed"), 143)
 	h.wantError(h.run("run", "debian", "nonesuch"), 127, "nonesuch")
+	h.f.startFailure = sandbox.Errorf(sandbox.FailedPrecondition, "not_executable", "it is not executable")
+	h.wantError(h.run("run", "debian", "locked"), 126, "not executable")
+	h.wantError(h.run("run", "-d", "debian", "locked"), 126, "not executable")
+	h.f.startFailure = nil
 	h.wantError(h.run("run", "missing", "true"), 125, "missing:latest", "image ls")
 	h.vars["DSEC_API_KEY"] = "wrong"
 	h.wantError(h.run("run", "debian", "true"), 125, "API key")

@@ -127,18 +127,25 @@ func asPlatformFailure(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil || errors.As(err, &exit) || errors.As(err, &usage) || errors.As(err, &output) {
 		return err
 	}
-	code := exitPlatform
-	var e *sandbox.Error
-	if errors.As(err, &e) {
-		if c, ok := startCodes[e.Reason]; ok {
-			code = c
-		}
-	}
-	return &exitError{code: code, err: err}
+	return &exitError{code: exitPlatform, err: err}
 }
 
-// startCodes are the exit codes for commands that could not be started.
+// startCodes are the exit codes for commands that could not be started, by the platform's reasons.
 var startCodes = map[string]int{
-	"command_not_found":      exitNotFound,
-	"command_not_executable": exitNotExecutable,
+	"command_not_found": exitNotFound,
+	"program_not_found": exitNotFound,
+	"no_shell":          exitNotFound,
+	"not_executable":    exitNotExecutable,
+}
+
+// asStartFailure gives the failure to start a command its exit code. It must not be used for a command that has started:
+// the platform says command_not_found also of a command whose result it has forgotten.
+func asStartFailure(err error) error {
+	var e *sandbox.Error
+	if errors.As(err, &e) {
+		if code, ok := startCodes[e.Reason]; ok {
+			return &exitError{code: code, err: err}
+		}
+	}
+	return err
 }
