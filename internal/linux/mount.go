@@ -221,3 +221,15 @@ func retryFD(what string, f func() (int, error)) (int, error) {
 		}
 	}
 }
+
+// UnshareMounts gives this thread a mount namespace of its own in which path is not mounted. The thread must be locked and
+// end with its goroutine.
+func UnshareMounts(path string) error {
+	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
+		return fmt.Errorf("unshare mounts: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	return UnmountPath(path, true)
+}
