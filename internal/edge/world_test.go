@@ -149,6 +149,20 @@ func (w *world) as(project, role string) context.Context {
 	return metadata.NewIncomingContext(context.Background(), metadata.Pairs(grant.MetadataKey, w.grant(project, role)))
 }
 
+// grantFor and userOf are for an edge with another code.
+func (w *world) grantFor(code sandbox.EdgeCode) string {
+	w.Helper()
+	raw, err := w.signer.Sign(grant.Grant{Project: "default", Role: grant.RoleUser, Principal: "ada", Edge: code})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return raw
+}
+
+func (w *world) userOf(code sandbox.EdgeCode) context.Context {
+	return metadata.NewIncomingContext(context.Background(), metadata.Pairs(grant.MetadataKey, w.grantFor(code)))
+}
+
 func (w *world) user() context.Context    { return w.as("default", grant.RoleUser) }
 func (w *world) watcher() context.Context { return w.as("", grant.RoleWatcher) }
 
