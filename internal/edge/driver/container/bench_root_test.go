@@ -81,7 +81,7 @@ func (b *bench) launchOnce(spec driver.Spec, fails bool, phases *[4]atomic.Int64
 		must(b.t, os.RemoveAll(dir))
 		must(b.t, os.Mkdir(dir, 0o755))
 	}
-	// Groups as well: into one that was killed the way is slower.
+	// New groups as well: the way into one in which everything was killed is slower.
 	must(b.t, b.tree.Remove(ctx, spec.ID))
 	_, err := b.tree.Create(ctx, spec.ID, spec.Limits)
 	must(b.t, err)

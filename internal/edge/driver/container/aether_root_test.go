@@ -1,0 +1,61 @@
+//go:build rootful
+
+package container
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"dsec/internal/edge/guest"
+	"dsec/sandbox"
+)
+
+// The real aether under this driver: its table fits, and root inside cannot touch it.
+func TestRootRealAether(t *testing.T) {
+	b := newBench(t)
+	b.driver.Detach()
+	b.opts.Aether = filepath.Join(b.dir, "aether")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.opts.Aether, "dsec/cmd/aether")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build aether: %v\n%s", err, out)
+	}
+	b.open()
+	h := b.start()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	client, err := guest.Connect(ctx, guest.Options{
+		ID: h.ID, Key: make([]byte, 32), OutputDir: filepath.Join(b.dir, "output"), Log: b.opts.Log,
+		Dial: func(ctx context.Context) (net.Conn, error) { return b.driver.DialGuest(ctx, h) },
+	})
+	must(t, err)
+	defer client.Close()
+	sh := func(id, script string) string {
+		t.Helper()
+		m, err := client.Start(ctx, id, sandbox.Command{Shell: script, User: "root", Cwd: "/", Timeout: 10 * time.Second})
+		must(t, err)
+		must(t, m.Wait(ctx))
+		return string(m.Head(1, 1<<16)) + string(m.Head(2, 1<<16))
+	}
+	if got := sh("one", "id -u; hostname; grep CapEff /proc/self/status"); got != "0\nbox\nCapEff:\t00000000a80405fb\n" {
+		t.Errorf("a command: %q", got)
+	}
+	for name, want := range hostile {
+		if !strings.Contains(name, "pid 1") {
+			continue
+		}
+		got := sh("h"+strings.ReplaceAll(name, " ", "-"), "exec -a command /opt/probe '"+name+"'")
+		if !strings.Contains(strings.Join(want, " "), got) || got == "" {
+			t.Errorf("%s: %s, want %v", name, got, want)
+		}
+	}
+	if got := sh("two", "echo alive"); got != "alive\n" {
+		t.Errorf("after all that: %q", got)
+	}
+}
