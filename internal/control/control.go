@@ -185,6 +185,9 @@ func (c *Control) candidates() []placement.Edge {
 // Handler is the public API. Serve it with apiserver.NewHTTPServer.
 func (c *Control) Handler() http.Handler { return c.server.Handler() }
 
+// Routes is the patterns of all routes that need a key, as http.ServeMux writes them.
+func (c *Control) Routes() []string { return c.server.Routes() }
+
 // PublicKey is what the edges must verify grants with.
 func (c *Control) PublicKey() ed25519.PublicKey { return c.iam.PublicKey() }
 

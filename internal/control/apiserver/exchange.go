@@ -34,6 +34,9 @@ func (s *Server) exchange(w http.ResponseWriter, r *http.Request, mux *http.Serv
 	x := &exchange{ResponseWriter: w, control: http.NewResponseController(w)}
 	began := s.o.Now()
 	defer s.finish(x, r, began)
+	if r.Body != nil && r.Body != http.NoBody {
+		x.readWithin(s.o.BodyIdle) // also for those who are refused: the server reads what they send to its end
+	}
 	who, err := s.o.IAM.Authenticate(r.Context(), r.Header.Get("Authorization"))
 	r.Header.Del("Authorization") // nothing further in needs it, so nothing further in can leak it
 	if err != nil {
@@ -110,26 +113,35 @@ func (x *exchange) boundBody(r *http.Request, limit int64, idle time.Duration) {
 		r.Body = http.MaxBytesReader(x, r.Body, limit)
 	}
 	if idle > 0 {
-		r.Body = &movingBody{r.Body, x.control, idle}
+		r.Body = &movingBody{r.Body, x, idle}
+	} else {
+		x.readWithin(0)
 	}
+}
+
+// readWithin bounds the reads of the request's body from now on; 0 takes the bound away.
+func (x *exchange) readWithin(d time.Duration) {
+	var t time.Time
+	if d > 0 {
+		t = time.Now().Add(d)
+	}
+	_ = x.control.SetReadDeadline(t) // fails on a connection that is gone, as the next read will
 }
 
 // A movingBody sets a new deadline for each read. At the end it takes the deadline away: the server goes on reading the
-// connection to see whether the client is still there.
+// connection to see whether the client is still there. Where the body broke the deadline stays: the server would else wait
+// for the rest of it, without any bound.
 type movingBody struct {
 	io.ReadCloser
-	control *http.ResponseController
-	idle    time.Duration
+	x    *exchange
+	idle time.Duration
 }
 
 func (b *movingBody) Read(p []byte) (int, error) {
-	if err := b.control.SetReadDeadline(time.Now().Add(b.idle)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return 0, err
-	}
+	b.x.readWithin(b.idle)
 	n, err := b.ReadCloser.Read(p)
-	if err != nil {
-		// Where the body broke, the connection ends with the request, whatever its deadline.
-		_ = b.control.SetReadDeadline(time.Time{})
+	if errors.Is(err, io.EOF) {
+		b.x.readWithin(0)
 	}
 	return n, err
 }

@@ -68,6 +68,15 @@ func (s *Server) table() []route {
 	}
 }
 
+// Routes is the patterns of the table.
+func (s *Server) Routes() []string {
+	list := make([]string, len(s.routes))
+	for i, r := range s.routes {
+		list[i] = r.pattern
+	}
+	return list
+}
+
 func messageLimit(procedure string) int {
 	if procedure == dsecv1connect.SandboxServiceExecProcedure {
 		return maxExecMessage
