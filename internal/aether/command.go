@@ -199,6 +199,9 @@ func (c *command) exited() {
 	}
 	if !c.out[0].closed || !c.out[1].closed {
 		c.pollOutputs()
+		for i := range c.out {
+			c.out[i].owe()
+		}
 		c.drain = time.AfterFunc(drainTime, c.drained)
 	}
 	c.finishAndUnlock()
@@ -208,7 +211,7 @@ func (c *command) exited() {
 func (c *command) drained() {
 	c.mu.Lock()
 	for i := range c.out {
-		c.out[i].detach()
+		c.out[i].drained()
 	}
 	c.finishAndUnlock()
 }

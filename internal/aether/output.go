@@ -36,8 +36,12 @@ type output struct {
 	closed   bool   // nothing more for the caller: end of file, or detached
 	detached bool   // the command ended while others hold the pipe: count and drop what they write
 	dropped  uint64
-	push     bool // ask for an acknowledgement
-	src      *wire.Source
+	// owed is what was in the pipe when the command ended, less what was read since: it is the command's own, however long
+	// the edge takes to make room for it. late: the drain is over, the stream ends once nothing is owed.
+	owed int
+	late bool
+	push bool // ask for an acknowledgement
+	src  *wire.Source
 }
 
 func (o *output) total() uint64 { return o.base + uint64(len(o.buf)) }
@@ -138,26 +142,41 @@ func (o *output) waitRoom() int {
 func (o *output) readOnce(fd, limit int) (eof, again bool) {
 	buf := readBuffers.Get().(*[]byte)
 	defer readBuffers.Put(buf)
+	o.c.mu.Lock() // also over the read, so that owed is exact; it does not block
 	n, err := unix.Read(fd, (*buf)[:limit])
-	switch {
-	case errors.Is(err, unix.EINTR):
-		return false, false
-	case errors.Is(err, unix.EAGAIN):
-		return false, true
-	case err != nil || n == 0:
-		return true, false
+	if err != nil || n == 0 {
+		o.c.mu.Unlock()
+		again = errors.Is(err, unix.EAGAIN)
+		return !again && !errors.Is(err, unix.EINTR), again
 	}
-	o.c.mu.Lock()
 	if o.detached {
 		o.dropped += uint64(n)
-	} else {
-		o.append((*buf)[:n])
-		o.ready()
+		o.c.mu.Unlock()
+		return false, false
 	}
-	sess := o.c.sess
-	o.c.mu.Unlock()
-	sess.flush()
+	o.append((*buf)[:n])
+	o.owed -= n
+	if o.late && o.owed <= 0 {
+		o.detach()
+	}
+	o.c.finishAndUnlock()
 	return false, false
+}
+
+// owe notes what is in the pipe at the end of the command.
+func (o *output) owe() {
+	if o.closed || o.file == nil {
+		return
+	}
+	rc, err := o.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = rc.Control(func(fd uintptr) { // fails if the pump closed it: then nothing is owed
+		if n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ); err == nil {
+			o.owed = n
+		}
+	})
 }
 
 // ready tells the connection that there is something to send.
@@ -221,6 +240,14 @@ func (o *output) wakeUp() {
 		case o.wake <- struct{}{}:
 		default:
 		}
+	}
+}
+
+// drained ends the stream, or lets it end once what is owed has been read.
+func (o *output) drained() {
+	o.late = true
+	if o.owed <= 0 {
+		o.detach()
 	}
 }
 
