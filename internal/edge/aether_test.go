@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -62,13 +63,16 @@ func newAetherWorld(t *testing.T) *byteWorld {
 	w.host.Serve = a.serve
 	w.host.On("driver.Stop:after", func(_ context.Context, id sandbox.ID) error { a.die(id); return nil })
 	w.srv = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { w.e.ByteHandler().ServeHTTP(rw, r) }))
-	w.id = w.create(func(c *edgev1.CreateSandbox) { c.Spec.User, c.Spec.Workdir = "", "" })
+	w.id = w.create(func(c *edgev1.CreateSandbox) { c.Spec.User, c.Spec.Workdir = me(), "" })
 	t.Cleanup(func() {
 		w.srv.Close()
 		w.close()
 	})
 	return w
 }
+
+// me is the user of these tests: an aether that is not root can be nobody else.
+func me() string { return fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid()) }
 
 func TestWithRealAether(t *testing.T) {
 	w := newAetherWorld(t)
@@ -85,10 +89,10 @@ func TestWithRealAether(t *testing.T) {
 		t.Errorf("%d bytes by the route", len(body))
 	}
 	path := t.TempDir() + "/f"
-	if resp, body := w.do(w.request("PUT", "/files?path="+path+"&mode=0600", strings.Repeat("x", 1<<20))); resp.StatusCode != 200 {
+	if resp, body := w.do(w.request("PUT", "/files?path="+path+"&mode=0600&user="+me(), strings.Repeat("x", 1<<20))); resp.StatusCode != 200 {
 		t.Errorf("PUT: %s", body)
 	}
-	if resp, body := w.do(w.request("GET", "/files?path="+path, "", "Range", "bytes=-5")); resp.StatusCode != 206 || body != "xxxxx" || resp.Header.Get("Dsec-Mode") != "0600" {
+	if resp, body := w.do(w.request("GET", "/files?path="+path+"&user="+me(), "", "Range", "bytes=-5")); resp.StatusCode != 206 || body != "xxxxx" || resp.Header.Get("Dsec-Mode") != "0600" {
 		t.Errorf("GET: %s %q %v", resp.Status, body, resp.Header)
 	}
 	w.run("cat", "cat", 0)

@@ -63,7 +63,7 @@ func TestRestartKeepsEverything(t *testing.T) {
 		}
 		time.Sleep(50 * time.Minute)
 		w.again()
-		time.Sleep(11 * time.Minute) // idle since the exec, with the restart in between
+		time.Sleep(12 * time.Minute) // idle since the exec, with the restart in between and a grain of doubt
 		w.expect(id, stopped, sandbox.ReasonIdle)
 		w.nothingLeft("after idle")
 		w.close()
