@@ -34,6 +34,7 @@ const (
 	groupSandboxes    = "Sandboxes"
 	groupEnvironments = "Environments"
 	groupServers      = "Servers (started by `dsec up`, or by hand in a cluster)"
+	groupDiagnosis    = "Diagnosis"
 )
 
 // A console is all that a command touches of its surroundings, so that tests run the real commands.

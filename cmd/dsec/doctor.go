@@ -37,7 +37,7 @@ type doctorCheck func(ctx context.Context) []finding
 var doctorChecks []doctorCheck
 
 var doctorCommand = command{
-	name: "doctor", group: groupPlatform,
+	name: "doctor", group: groupDiagnosis,
 	summary: "check this host, the configuration and the platform",
 	details: `Each line is ok, warn (it works, with less) or fail, with what to do. Exits with 1 if a line fails. With --json each is one
 line {"verdict","subject","detail","advice"}. Checks that need root are reported as such for other users.

@@ -23,7 +23,7 @@ func commandTable() []command {
 		runCommand, execCommand, psCommand, inspectCommand, killCommand, rmCommand, logsCommand, cpCommand,
 		imageCommand, workspaceCommand, toolkitCommand,
 		doctorCommand, versionCommand,
-		serveCommand, edgeCommand,
+		edgeCommand,
 	}
 }
 

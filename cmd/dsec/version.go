@@ -15,7 +15,7 @@ var version = "0.1.0-dev"
 const askLimit = 3 * time.Second
 
 var versionCommand = command{
-	name: "version", group: groupPlatform,
+	name: "version", group: groupDiagnosis,
 	summary: "show the versions of dsec and of the platform",
 	details: `Exits with 0 also when no platform answers.
 

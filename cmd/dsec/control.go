@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"dsec/internal/config"
+	"dsec/internal/control"
+	"dsec/internal/control/apiserver"
+	"dsec/internal/control/iam"
+	"dsec/internal/control/store"
+	imagestore "dsec/internal/image/store"
+	"dsec/sandbox"
+)
+
+// A controlPlane is the control plane of this machine with the parts that it runs on.
+type controlPlane struct {
+	control *control.Control
+	rows    store.Store
+	images  *imagestore.Posix
+	code    sandbox.EdgeCode
+	log     *slog.Logger
+}
+
+// openControl opens the rows and the images, and wires the control plane. Nothing serves yet.
+func openControl(ctx context.Context, o *upOptions, log *slog.Logger) (_ *controlPlane, err error) {
+	p := &controlPlane{log: log}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	if p.rows, err = store.OpenSQLite(ctx, o.database()); err != nil {
+		return nil, err
+	}
+	if p.images, err = imagestore.OpenPosix(o.storeDir()); err != nil {
+		return nil, err
+	}
+	if p.code, err = edgeCode(ctx, p.rows); err != nil {
+		return nil, err
+	}
+	p.control, err = control.New(ctx, control.Options{
+		Store: p.rows, Images: control.Images{Store: p.images}, Version: version, Log: log,
+		Edges: []control.Edge{control.UnixEdge(p.code, o.edgeSocket(), o.bytesSocket())},
+	})
+	return p, err
+}
+
+// edgeCode is the code of this machine's edge: made once, never reused.
+func edgeCode(ctx context.Context, rows store.Store) (sandbox.EdgeCode, error) {
+	edges, err := rows.Edges(ctx)
+	if err != nil {
+		return "", fmt.Errorf("reading the edges: %w", err)
+	}
+	if len(edges) > 0 {
+		return edges[0].Code, nil
+	}
+	return sandbox.NewEdgeCode(), nil
+}
+
+// storedIdentity is the code and the grants' public key of a platform that is not running; "" if it never ran.
+func storedIdentity(ctx context.Context, p *platform) (code sandbox.EdgeCode, key string, err error) {
+	if _, err := os.Stat(p.database()); errors.Is(err, fs.ErrNotExist) {
+		return "", "", nil
+	}
+	rows, err := store.OpenSQLite(ctx, p.database())
+	if err != nil {
+		return "", "", err
+	}
+	defer rows.Close()
+	edges, err := rows.Edges(ctx)
+	if err != nil || len(edges) == 0 {
+		return "", "", err
+	}
+	access, err := iam.New(ctx, rows, time.Now)
+	if err != nil {
+		return "", "", err
+	}
+	return edges[0].Code, hex.EncodeToString(access.PublicKey()), nil
+}
+
+// edgeArgs are the flags of the edge that belong to this control plane.
+func (p *controlPlane) edgeArgs() []string {
+	return []string{"--code", string(p.code), "--grant-key", hex.EncodeToString(p.control.PublicKey())}
+}
+
+// serve answers on l until the returned function is called.
+func (p *controlPlane) serve(l net.Listener) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	server := apiserver.NewHTTPServer(p.control.Handler(), p.log)
+	var wg sync.WaitGroup
+	wg.Go(func() { p.control.Run(ctx) })
+	wg.Go(func() { server.Serve(l) })
+	return func() {
+		grace, stop := context.WithTimeout(context.Background(), time.Second)
+		defer stop()
+		if server.Shutdown(grace) != nil {
+			server.Close() // requests that wait for something; their clients try again
+		}
+		cancel()
+		wg.Wait()
+	}
+}
+
+func (p *controlPlane) close() {
+	var errs []error
+	if p.control != nil {
+		errs = append(errs, p.control.Close())
+	}
+	if p.images != nil {
+		errs = append(errs, p.images.Close())
+	}
+	if p.rows != nil {
+		errs = append(errs, p.rows.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		p.log.Error("control plane did not end in order", "error", err)
+	}
+}
+
+// writeContext puts URL and key where the SDK and the command line find them. A key that still works is kept.
+func (p *controlPlane) writeContext(ctx context.Context, c *console, name, address string) error {
+	path, err := config.Path(c.getenv)
+	if err != nil {
+		return err
+	}
+	old, err := config.Load(path)
+	if err != nil {
+		return err
+	}
+	key, err := p.control.BootstrapKey(ctx, old.Contexts[name].APIKey)
+	if err != nil {
+		return err
+	}
+	return config.SetContext(path, name, config.Context{URL: address, APIKey: key})
+}

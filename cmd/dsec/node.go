@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"dsec/internal/edge"
+	"dsec/internal/edge/cgroup"
+	"dsec/internal/edge/driver"
+	"dsec/internal/edge/driver/container"
+	"dsec/internal/edge/failpoint"
+	"dsec/internal/edge/layers"
+	"dsec/internal/edge/network"
+	"dsec/internal/edge/policy"
+	"dsec/internal/edge/upper"
+	"dsec/internal/grant"
+	"dsec/internal/image/store"
+	"dsec/internal/linux"
+	"dsec/sandbox"
+)
+
+// Sizes of what an edge keeps ready.
+const (
+	readySlots     = 64
+	keepIdleLayers = 256
+)
+
+// A node is an edge with the parts that make sandboxes on this machine. This file and control.go are the only places that
+// name concrete parts.
+type node struct {
+	edge      *edge.Edge
+	container *container.Driver
+	network   *network.Slots
+	store     *store.Posix
+}
+
+// openNode makes this machine ready for sandboxes, or finds what an earlier edge left. What fails leaves what a next try
+// finds.
+func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, err error) {
+	code := sandbox.EdgeCode(o.code)
+	key, err := parseGrantKey(o.grantKey)
+	if err != nil {
+		return nil, err
+	}
+	if err := linux.MountRunDir(o.runDir); err != nil {
+		return nil, err
+	}
+	n := &node{}
+	defer func() {
+		if err != nil {
+			n.release()
+		}
+	}()
+	groups, err := cgroup.Open(ctx, cgroup.Options{Name: "dsec-" + o.code, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	if err := policy.AttachDevices(groups.Root()); err != nil {
+		return nil, fmt.Errorf("closing devices to sandboxes: %w", err)
+	}
+	uppers, err := upper.Open(ctx, upper.Options{DataDir: o.edgeDir(), RunDir: o.runDir, Bytes: int64(o.poolBytes), Log: log})
+	if err != nil {
+		return nil, err
+	}
+	if n.network, err = network.Open(ctx, network.Options{RunDir: filepath.Join(o.runDir, "net"), Ready: readySlots, Log: log}); err != nil {
+		return nil, err
+	}
+	mounts, err := layers.Open(ctx, layers.Options{RunDir: filepath.Join(o.runDir, "layers"), KeepIdle: keepIdleLayers, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	stage, aether, err := companions()
+	if err != nil {
+		return nil, err
+	}
+	if n.container, err = container.Open(ctx, container.Options{RunDir: o.runDir, Stage: stage, Aether: aether, Log: log}); err != nil {
+		return nil, err
+	}
+	if n.store, err = store.OpenPosix(o.storeDir()); err != nil {
+		return nil, err
+	}
+	n.edge, err = edge.New(edge.Options{
+		Code: code, Version: version, DataDir: o.edgeDir(), Verifier: grant.NewVerifier(code, key),
+		Drivers: []driver.Driver{n.container}, BlobPath: n.blobPath,
+		Layers: mounts, Uppers: uppers, Networks: n.network, Cgroups: groups, Guests: edge.ConnectAether,
+		Admission: edge.Admission{MaxSandboxes: int64(o.maxSandboxes)}, Log: log,
+	})
+	return n, err
+}
+
+func (n *node) blobPath(digest string) (string, error) {
+	if path := n.store.Path(digest); path != "" {
+		return path, nil
+	}
+	return "", sandbox.Errorf(sandbox.InvalidArgument, "bad_digest", "%.80q is not a digest", digest)
+}
+
+// detach leaves everything on the host as it is, for the next edge.
+func (n *node) detach() error {
+	ctx, cancel := context.WithTimeout(context.Background(), edgeDetachWithin)
+	defer cancel()
+	err := n.edge.Detach(ctx)
+	n.release()
+	return err
+}
+
+// shutdown ends every sandbox and removes everything that the parts made.
+func (n *node) shutdown() error {
+	ctx, cancel := context.WithTimeout(context.Background(), edgeEndWithin)
+	defer cancel()
+	if err := n.edge.Shutdown(ctx); err != nil {
+		n.release()
+		return fmt.Errorf("ending sandboxes: %w", err)
+	}
+	return errors.Join(n.container.Close(ctx), n.store.Close())
+}
+
+// release ends this process's own goroutines and descriptors.
+func (n *node) release() {
+	if n.network != nil {
+		n.network.Detach()
+	}
+	if n.container != nil {
+		n.container.Detach()
+	}
+	if n.store != nil {
+		n.store.Close()
+	}
+}
+
+// companions finds stage and aether beside this program.
+func companions() (stage, aether string, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", "", fmt.Errorf("finding this program: %w", err)
+	}
+	dir := filepath.Dir(self)
+	stage, aether = filepath.Join(dir, "stage"), filepath.Join(dir, "aether")
+	for _, path := range []string{stage, aether} {
+		if _, err := os.Stat(path); err != nil {
+			return "", "", sandbox.Errorf(sandbox.FailedPrecondition, "incomplete_installation", "%s is missing: stage and aether belong beside dsec; build them with `make build`", path)
+		}
+	}
+	return stage, aether, nil
+}
+
+func printFailpoints(w io.Writer) error {
+	for _, name := range failpoint.List() {
+		if _, err := fmt.Fprintln(w, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"dsec/sandbox"
+)
+
+// Where a platform on this machine keeps its things, unless told otherwise.
+const (
+	defaultDataDir = "/var/lib/dsec"
+	defaultRunDir  = "/run/dsec"
+	defaultListen  = "127.0.0.1:7070"
+)
+
+// A platform is one `dsec up` on this machine: its directories are its identity.
+type platform struct {
+	dataDir string // what outlives a reboot: rows, blobs, identity; and the pool of writable layers
+	runDir  string // what does not: sockets and mounts
+}
+
+// register adds the flags that every command for a local platform has.
+func (p *platform) register(f *flagSet) {
+	f.StringVar(&p.dataDir, "data-dir", defaultDataDir, "`directory` of rows, images and writable layers")
+	f.StringVar(&p.runDir, "run-dir", defaultRunDir, "`directory` of sockets and mounts; a tmpfs is mounted there")
+}
+
+// check makes the directories absolute and refuses what cannot work, before anything is made.
+func (p *platform) check() error {
+	if os.Geteuid() != 0 {
+		return sandbox.Errorf(sandbox.PermissionDenied, "not_root", "running sandboxes on this machine needs root: run it as root or with sudo")
+	}
+	for _, dir := range []*string{&p.dataDir, &p.runDir} {
+		abs, err := filepath.Abs(*dir)
+		if err != nil {
+			return fmt.Errorf("resolving %s: %w", *dir, err)
+		}
+		*dir = abs
+	}
+	if p.dataDir == p.runDir {
+		return usagef("--data-dir and --run-dir must differ: the run directory is a tmpfs")
+	}
+	return nil
+}
+
+func (p *platform) database() string    { return filepath.Join(p.dataDir, "dsec.db") }
+func (p *platform) storeDir() string    { return filepath.Join(p.dataDir, "store") }
+func (p *platform) edgeDir() string     { return filepath.Join(p.dataDir, "edge") }
+func (p *platform) logFile() string     { return filepath.Join(p.dataDir, "log", "dsec.log") }
+func (p *platform) lockFile() string    { return filepath.Join(p.dataDir, "lock") }
+func (p *platform) stateFile() string   { return filepath.Join(p.dataDir, "up.json") }
+func (p *platform) edgeSocket() string  { return filepath.Join(p.runDir, "edge.sock") }
+func (p *platform) bytesSocket() string { return filepath.Join(p.runDir, "bytes.sock") }
+
+// upState is what a running `dsec up` says of itself. It counts only while the lock is held.
+type upState struct {
+	PID    int              `json:"pid"`
+	URL    string           `json:"url"`
+	RunDir string           `json:"run_dir"`
+	Code   sandbox.EdgeCode `json:"code"`
+	Key    string           `json:"context"` // the context of the user's config file that holds the key
+}
+
+// lock makes this process the only one that runs the platform. The kernel gives the lock back when the process ends,
+// however it ends.
+func (p *platform) lock() (release func(), err error) {
+	if err := os.MkdirAll(p.dataDir, 0o711); err != nil {
+		return nil, fmt.Errorf("making the data directory: %w", err)
+	}
+	return lockFile(p.lockFile())
+}
+
+var errLocked = errors.New("already locked by another process")
+
+func lockFile(path string) (release func(), err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the lock: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, errLocked
+		}
+		return nil, fmt.Errorf("locking %s: %w", path, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+// running says which `dsec up` runs the platform, if one does.
+func (p *platform) running() (*upState, error) {
+	if _, err := os.Stat(p.lockFile()); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	release, err := lockFile(p.lockFile())
+	if err == nil {
+		release()
+		return nil, nil
+	}
+	if !errors.Is(err, errLocked) {
+		return nil, err
+	}
+	b, err := os.ReadFile(p.stateFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return &upState{}, nil // it starts or stops right now
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the state of the running platform: %w", err)
+	}
+	var s upState
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", p.stateFile(), err)
+	}
+	return &s, nil
+}
+
+func (p *platform) writeState(s upState) error {
+	b, err := json.Marshal(s)
+	if err == nil {
+		err = os.WriteFile(p.stateFile()+".new", b, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(p.stateFile()+".new", p.stateFile())
+	}
+	if err != nil {
+		return fmt.Errorf("writing the state of the platform: %w", err)
+	}
+	return nil
+}
