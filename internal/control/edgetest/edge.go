@@ -68,7 +68,7 @@ type box struct {
 // New starts an edge that ends with the test.
 func New(t testing.TB, code sandbox.EdgeCode, verifier *grant.Verifier) *Edge {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "edge") // a test's own directory can be too long for a socket
+	dir, err := os.MkdirTemp("", "edgetest") // a test's own directory can be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
