@@ -264,9 +264,11 @@ func TestResultLostOnTheWay(t *testing.T) {
 }
 
 func tryAppear(t *testing.T, e *edgetest.Edge) bool {
-	if c, err := e.Dial(t.Context()); err == nil {
-		c.Close()
-		return false // it has not vanished yet
+	for _, dial := range []func(context.Context) (net.Conn, error){e.Dial, e.DialBytes} {
+		if c, err := dial(t.Context()); err == nil {
+			c.Close()
+			return false // it has not vanished yet
+		}
 	}
 	e.Appear(t)
 	return true
