@@ -62,7 +62,7 @@ test-unit: build venv ## no privileges, with the race detector; 4 min
 	cd sdk/python && ../../$(VENV)/bin/python -m pytest -q
 
 test-root: build deps-test ## needs root and this kernel; 8 min
-	$(GO) run ./test/gotest -tags rootful -p 1 -timeout 8m -run 'Root' ./internal/... ./cmd/...
+	$(GO) run ./test/gotest -tags rootful -p 1 -timeout 8m -run "$$(scripts/root-tests.sh names)" $$(scripts/root-tests.sh packages)
 
 test-e2e: build venv ## through the SDK and real daemons; 8 min
 	DSEC_BIN=$(CURDIR)/$(BIN) $(VENV)/bin/python -m pytest -q test/e2e -m "not long"

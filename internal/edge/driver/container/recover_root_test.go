@@ -231,11 +231,12 @@ func TestRootDescriptorsOfALiveSandbox(t *testing.T) {
 	b := newBench(t)
 	b.settle()
 	before := b.footprint().fds
-	for range 5 {
+	const sandboxes = 20
+	for range sandboxes {
 		b.start()
 	}
 	b.driver.ranges.close() // nothing is made ahead while we count
-	if n := b.footprint().fds - before; n > 10 {
-		t.Errorf("%d descriptors for 5 sandboxes", n)
+	if n := b.footprint().fds - before; n/sandboxes > 2 { // the runtime may have opened one or two of its own
+		t.Errorf("%d descriptors for %d sandboxes", n, sandboxes)
 	}
 }
