@@ -133,6 +133,9 @@ func (c *console) cleanup(limit time.Duration) (context.Context, context.CancelF
 	return context.WithTimeout(parent, limit)
 }
 
+// oneWish is how close together signals count as one: timeout(1) and some shells signal a process and also its group.
+const oneWish = time.Second / 2
+
 // watchSignals returns a context that the first signal ends, with an *interruptError as cause; the second ends c.forced, the third
 // calls exit. SIGPIPE is caught too, so that a vanished reader of our output is an error to clean up after and not the
 // end of the process. A signal that was ignored when dsec started (nohup, background jobs) stays ignored.
@@ -152,11 +155,17 @@ func watchSignals(parent context.Context, c *console, exit func(int)) (context.C
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
-		for count := 1; ; count++ {
+		var last time.Time
+		for count := 0; ; {
 			select {
 			case <-done:
 				return
 			case s := <-signals:
+				if now := c.now(); count == 0 || now.Sub(last) >= oneWish {
+					count, last = count+1, now
+				} else {
+					continue
+				}
 				number, _ := s.(syscall.Signal)
 				switch count {
 				case 1:

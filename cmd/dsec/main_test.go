@@ -10,8 +10,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"dsec/internal/config"
 	"dsec/sandbox"
@@ -227,6 +229,12 @@ func TestBrokenPipeIsSilent(t *testing.T) {
 
 func TestSignals(t *testing.T) {
 	c := newConsole(nil, io.Discard, io.Discard, func(string) string { return "" })
+	var seconds atomic.Int64
+	looked := make(chan struct{}, 8)
+	c.now = func() time.Time {
+		defer func() { looked <- struct{}{} }()
+		return testTime.Add(time.Duration(seconds.Load()) * time.Second)
+	}
 	codes := make(chan int, 1)
 	ctx, stop := watchSignals(t.Context(), c, func(code int) { codes <- code })
 	defer stop()
@@ -241,6 +249,9 @@ func TestSignals(t *testing.T) {
 	}
 	send(syscall.SIGTERM)
 	recv(t, ctx.Done())
+	recv(t, looked)
+	send(syscall.SIGTERM) // what timeout(1) sends to the group is the same wish
+	recv(t, looked)
 	var interrupt *interruptError
 	if !errors.As(context.Cause(ctx), &interrupt) || interrupt.signal != syscall.SIGTERM {
 		t.Fatalf("cause %v", context.Cause(ctx))
@@ -251,8 +262,10 @@ func TestSignals(t *testing.T) {
 	if c.forced.Err() != nil {
 		t.Fatal("one signal cuts the clean-up short")
 	}
+	seconds.Store(1)
 	send(syscall.SIGINT)
 	recv(t, c.forced.Done())
+	seconds.Store(2)
 	send(syscall.SIGINT)
 	if code := recv(t, codes); code != 130 {
 		t.Fatalf("exit code %d", code)
