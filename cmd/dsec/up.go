@@ -14,9 +14,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
+	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
@@ -225,9 +227,11 @@ func newLogger(w io.Writer, level string) (*slog.Logger, error) {
 
 // An edgeChild is the supervised edge. It is started again whenever it dies; sandboxes do not notice.
 type edgeChild struct {
-	failed chan error // it does not start any more
-	cancel context.CancelFunc
-	done   chan struct{}
+	failed      chan error   // it does not start any more
+	pid         atomic.Int64 // of the present process
+	stopReaping func()
+	cancel      context.CancelFunc
+	done        chan struct{}
 }
 
 const (
@@ -239,13 +243,26 @@ const (
 
 // startEdge starts the edge and returns once it serves.
 func startEdge(ctx context.Context, o *upOptions, args []string, log *slog.Logger) (*edgeChild, error) {
-	first, err := spawnEdge(ctx, o, args)
-	if err != nil {
-		return nil, err
-	}
 	supervised, cancel := context.WithCancel(context.Background())
 	e := &edgeChild{failed: make(chan error, 1), cancel: cancel, done: make(chan struct{})}
-	go e.supervise(supervised, first, func(ctx context.Context) (*edgeProcess, error) { return spawnEdge(ctx, o, args) }, log)
+	// Sandboxes of an edge that died are our children until the next edge ends them.
+	stopReaping, err := linux.AdoptOrphans(func(pid int) bool {
+		edge := e.pid.Load()
+		return edge == 0 || int64(pid) == edge // 0: one is being started
+	})
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	e.stopReaping = stopReaping
+	spawn := func(ctx context.Context) (*edgeProcess, error) { return spawnEdge(ctx, o, args, &e.pid) }
+	first, err := spawn(ctx)
+	if err != nil {
+		cancel()
+		stopReaping()
+		return nil, err
+	}
+	go e.supervise(supervised, first, spawn, log)
 	return e, nil
 }
 
@@ -287,6 +304,7 @@ func (e *edgeChild) supervise(ctx context.Context, p *edgeProcess, spawn func(co
 func (e *edgeChild) stop() {
 	e.cancel()
 	<-e.done
+	e.stopReaping()
 }
 
 type edgeProcess struct {
@@ -296,7 +314,7 @@ type edgeProcess struct {
 }
 
 // spawnEdge starts one edge process and waits until it serves.
-func spawnEdge(ctx context.Context, o *upOptions, args []string) (*edgeProcess, error) {
+func spawnEdge(ctx context.Context, o *upOptions, args []string, pid *atomic.Int64) (*edgeProcess, error) {
 	parentRead, parentWrite, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("making the parent pipe: %w", err)
@@ -312,12 +330,14 @@ func spawnEdge(ctx context.Context, o *upOptions, args []string) (*edgeProcess, 
 	cmd.Args[0] = "dsec"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = parentRead, os.Stderr, os.Stderr, []*os.File{readyWrite}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is ours to handle
+	pid.Store(0)
 	err = cmd.Start()
 	readyWrite.Close()
 	if err != nil {
 		parentWrite.Close()
 		return nil, fmt.Errorf("starting the edge: %w", err)
 	}
+	pid.Store(int64(cmd.Process.Pid))
 	p := &edgeProcess{cmd: cmd, parent: parentWrite, ended: make(chan error, 1)}
 	go func() { p.ended <- cmd.Wait() }()
 	ctx, cancel := context.WithTimeout(ctx, edgeStartTimeout)

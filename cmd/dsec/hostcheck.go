@@ -1,0 +1,189 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"dsec/internal/edge/cgroup"
+	"dsec/internal/edge/driver"
+	"dsec/internal/edge/driver/container"
+	"dsec/internal/edge/layers"
+	"dsec/internal/edge/network"
+	"dsec/internal/edge/policy"
+	"dsec/internal/edge/upper"
+	"dsec/internal/image"
+	"dsec/internal/image/convert"
+	"dsec/internal/image/store"
+	"dsec/internal/linux"
+	"dsec/sandbox"
+)
+
+// Bounds of the trials.
+const (
+	trialTime = time.Minute
+	trialPool = 512 << 20
+)
+
+// checkHost tries, in scratch directories, everything that an edge makes for a sandbox, and removes it again. A trial is
+// the only answer that counts: a kernel's version says little about what it was built with and what is forbidden.
+func checkHost(ctx context.Context) []finding {
+	if os.Geteuid() != 0 {
+		return []finding{{Verdict: verdictWarn, Subject: "host", Detail: "not tried", Advice: "run `dsec doctor` as root to try what sandboxes need"}}
+	}
+	ctx, cancel := context.WithTimeout(ctx, trialTime)
+	defer cancel()
+	t := &trial{log: slog.New(slog.DiscardHandler), code: sandbox.NewEdgeCode()}
+	if err := t.prepare(); err != nil {
+		return []finding{tried("host", "", err)}
+	}
+	findings := slices.Concat(t.groups(ctx), []finding{t.upper(ctx), t.network(ctx), t.layers(ctx)}, t.container(ctx))
+	return append(findings, tried("clean-up", "nothing of the trials is left", t.remove()))
+}
+
+// A trial makes things of an edge that never serves.
+type trial struct {
+	log           *slog.Logger
+	code          sandbox.EdgeCode
+	runDir, dir   string
+	slot          driver.Network
+	closeNetworks func(context.Context) error
+}
+
+func (t *trial) prepare() (err error) {
+	if t.runDir, err = os.MkdirTemp("/run", "dsec-doctor-"); err != nil {
+		return fmt.Errorf("making a scratch directory: %w", err)
+	}
+	parent := "/var/lib"
+	if t.dir, err = os.MkdirTemp(parent, "dsec-doctor-"); err != nil {
+		return fmt.Errorf("making a scratch directory: %w", err)
+	}
+	return linux.MountRunDir(t.runDir)
+}
+
+func (t *trial) remove() error {
+	ctx, cancel := context.WithTimeout(context.Background(), trialTime)
+	defer cancel()
+	var errs []error
+	if t.closeNetworks != nil {
+		errs = append(errs, t.closeNetworks(ctx))
+	}
+	return errors.Join(append(errs, linux.UnmountRunDir(t.runDir), os.RemoveAll(t.dir))...)
+}
+
+// tried makes a finding of what a trial returned.
+func tried(subject, detail string, err error) finding {
+	if err == nil {
+		return finding{Verdict: verdictOK, Subject: subject, Detail: detail}
+	}
+	e := sandbox.AsError(err)
+	if e.Class == sandbox.Internal {
+		return finding{Verdict: verdictFail, Subject: subject, Detail: err.Error(), Advice: "see the requirements in README.md"}
+	}
+	return finding{Verdict: verdictFail, Subject: subject, Detail: e.Message}
+}
+
+func (t *trial) groups(ctx context.Context) []finding {
+	tree, err := cgroup.Open(ctx, cgroup.Options{Name: "dsec-" + string(t.code), Log: t.log})
+	if err != nil {
+		return []finding{tried("control groups", "", err)}
+	}
+	id := sandbox.NewID(t.code)
+	_, err = tree.Create(ctx, id, sandbox.Spec{}.WithDefaults().Limits)
+	err = errors.Join(err, tree.Remove(ctx, id))
+	devices := policy.AttachDevices(tree.Root())
+	return []finding{
+		tried("control groups", fmt.Sprintf("memory, cpu and pids in %s", tree.Mode()), errors.Join(err, tree.Close(ctx))),
+		tried("device policy", "a BPF device program on the sandboxes' group", devices),
+	}
+}
+
+func (t *trial) upper(ctx context.Context) finding {
+	const subject = "disk quota"
+	pool, err := upper.Open(ctx, upper.Options{DataDir: t.dir, RunDir: t.runDir, Bytes: trialPool, Log: t.log})
+	if err != nil {
+		return tried(subject, "", err)
+	}
+	id := sandbox.NewID(t.code)
+	u, err := pool.Create(ctx, id, 64<<20)
+	return tried(subject, "hard, by "+u.Kind, errors.Join(err, pool.Remove(ctx, id), pool.Close(ctx)))
+}
+
+// network keeps its slot: the container trial uses it.
+func (t *trial) network(ctx context.Context) finding {
+	const subject = "network"
+	slots, err := network.Open(ctx, network.Options{RunDir: filepath.Join(t.runDir, "net"), Log: t.log})
+	if err != nil {
+		return tried(subject, "", err)
+	}
+	t.closeNetworks = slots.Close
+	t.slot, err = slots.Acquire(ctx, sandbox.NewID(t.code))
+	return tried(subject, "namespaces of the host's own, with loopback", err)
+}
+
+// layers imports an archive of one file, mounts what came of it, and reads the file back.
+func (t *trial) layers(ctx context.Context) finding {
+	const subject, text = "layers", "hello"
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	err := errors.Join(w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644, Size: int64(len(text))}), second(io.WriteString(w, text)), w.Close())
+	if err != nil {
+		return tried(subject, "", err)
+	}
+	blobs, err := store.OpenPosix(filepath.Join(t.dir, "store"))
+	if err != nil {
+		return tried(subject, "", err)
+	}
+	defer blobs.Close()
+	m, _, err := convert.Import(ctx, blobs, &archive, convert.Options{Kind: image.KindBase})
+	if err != nil {
+		return tried(subject, "", err)
+	}
+	mounts, err := layers.Open(ctx, layers.Options{RunDir: filepath.Join(t.runDir, "layers"), Log: t.log})
+	if err != nil {
+		return tried(subject, "", err)
+	}
+	detail := "EROFS from files, without loop devices"
+	lowers, err := mounts.Acquire(ctx, sandbox.NewID(t.code), convert.Sources(blobs, m))
+	if err == nil {
+		var got []byte
+		if got, err = os.ReadFile(filepath.Join(lowers[0], "file")); err == nil && string(got) != text {
+			err = fmt.Errorf("a mounted layer holds %q instead of %q", got, text)
+		}
+		if mounts.Fallbacks() > 0 {
+			detail = "EROFS through loop devices"
+		}
+	}
+	return tried(subject, detail, errors.Join(err, mounts.Close(ctx)))
+}
+
+// container asks the driver, which tries what it needs.
+func (t *trial) container(ctx context.Context) []finding {
+	const subject = "containers"
+	stage, aether, err := companions()
+	if err != nil {
+		return []finding{tried(subject, "", err)}
+	}
+	d, err := container.Open(ctx, container.Options{RunDir: t.runDir, Stage: stage, Aether: aether, Log: t.log})
+	if err != nil {
+		return []finding{tried(subject, "", err)}
+	}
+	caps, err := d.Probe(ctx)
+	findings := []finding{tried(subject, "the backend can run", errors.Join(err, d.Close(ctx)))}
+	for _, name := range slices.Sorted(maps.Keys(caps.Features)) {
+		findings = append(findings, finding{Verdict: verdictOK, Subject: "  " + strings.ReplaceAll(name, "_", " "), Detail: caps.Features[name]})
+	}
+	return findings
+}
+
+func second[T any](_ T, err error) error { return err }
