@@ -48,6 +48,10 @@ func (in *input) data(offset uint64, b []byte, end bool) bool {
 // advance writes what the pipe takes; once it takes no more, a goroutine does so from then on.
 func (in *input) advance() {
 	if in.file != nil {
+		if len(in.buf) == 0 { // an end alone: there is nothing that the pump would write before it looks
+			in.settle(in.written)
+			return
+		}
 		in.wakeUp()
 		return
 	}

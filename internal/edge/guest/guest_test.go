@@ -366,6 +366,32 @@ func TestBrokenStdin(t *testing.T) {
 	}
 }
 
+// Input that filled the pipe, and whose end comes alone once all of it was written: the command sees the end.
+func TestStdinEndComesLater(t *testing.T) {
+	ctx := testContext(t)
+	c := newWorld(t).connect()
+	in := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
+	cmd := shell("sleep 0.1; wc -c")
+	cmd.StdinFollows = true
+	m, err := c.Start(ctx, newID(), cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := m.WriteStdin(ctx, 0, bytes.NewReader(in), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.WriteStdin(ctx, n, strings.NewReader(""), true); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.TrimSpace(string(m.Head(1, 100))); got != fmt.Sprint(len(in)) {
+		t.Errorf("wc says %q", got)
+	}
+}
+
 func TestBackgroundChildren(t *testing.T) {
 	c := newWorld(t).connect()
 	began := time.Now()
