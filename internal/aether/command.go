@@ -176,17 +176,12 @@ func (c *command) signal(s unix.Signal) {
 	_ = unix.Kill(-c.pid, s) // fails only if the whole group has gone
 }
 
-// reap takes the status while the lock keeps others from signalling.
-func (c *command) reap(collect func() unix.WaitStatus) {
+// exited collects the process, while the lock keeps others from signalling it, and ends the command, now or once its
+// pipes are drained.
+func (c *command) exited(collect func() unix.WaitStatus) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.status = collect()
 	c.reaped = true
-}
-
-// exited follows reap: it ends the command, now or once its pipes are drained.
-func (c *command) exited() {
-	c.mu.Lock()
 	if c.expire != nil {
 		c.expire.Stop()
 	}
@@ -216,6 +211,15 @@ func (c *command) drained() {
 	c.finishAndUnlock()
 }
 
+// abandon gives up all output that has not been read.
+func (c *command) abandon() {
+	c.mu.Lock()
+	for i := range c.out {
+		c.out[i].detach()
+	}
+	c.finishAndUnlock()
+}
+
 // outputEnded is called by a pump after the last byte of its pipe.
 func (c *command) outputEnded(o *output) {
 	c.mu.Lock()
@@ -231,6 +235,7 @@ func (c *command) finishAndUnlock() {
 		if c.drain != nil {
 			c.drain.Stop()
 		}
+		c.settle, c.expire, c.drain = nil, nil, nil // results are kept by the dozen: they should be small
 		if c.cgroup != nil {
 			c.srv.pool.release(c.cgroup)
 			c.cgroup = nil
@@ -285,6 +290,7 @@ func (c *command) postExit() {
 		return
 	}
 	c.ended = true
+	c.out[0].src, c.out[1].src = nil, nil
 	c.sess.post(wire.MsgExit, c.stream, c.exit())
 }
 

@@ -54,6 +54,7 @@ func (t *readTransfer) ack(offset uint64) bool {
 		return false
 	}
 	t.acked = max(t.acked, offset)
+	t.s.conn.Ready(t.src) // here, not by the goroutine, which may be just about to wait
 	t.changed.Broadcast()
 	return true
 }

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	gcPercent   = 50
+	gcPercent   = 100
 	memoryLimit = 12 << 20 // bytes; soft: the runtime collects harder near it
 	maxSignal   = 64
 )

@@ -18,8 +18,15 @@ const scriptFD = 3
 // A program is what is executed: candidates are tried in turn, the next where one does not exist.
 type program struct {
 	candidates []candidate
-	missing    *failure // if none exists
 	shell      bool
+}
+
+// missing is the answer if no candidate exists.
+func (p program) missing() *failure {
+	if p.shell {
+		return failf(aetherv1.Code_CODE_NO_SHELL, "the image has neither /bin/bash nor /bin/sh; use exec with a program that it has")
+	}
+	return failf(aetherv1.Code_CODE_NOT_FOUND, "%q does not exist in the sandbox", clip(p.candidates[0].path, 256))
 }
 
 type candidate struct {
@@ -41,10 +48,7 @@ func programOf(req *aetherv1.Start, env []string, acc account) (program, error) 
 		}
 		name = found
 	}
-	return program{
-		candidates: []candidate{{name, req.Argv}},
-		missing:    failf(aetherv1.Code_CODE_NOT_FOUND, "%q does not exist in the sandbox", clip(req.Argv[0], 256)),
-	}, nil
+	return program{candidates: []candidate{{name, req.Argv}}}, nil
 }
 
 // shellProgram runs a script by bash, else sh, neither as a login shell. $0 is "bash" or "sh". A long script is sourced
@@ -57,7 +61,6 @@ func shellProgram(req *aetherv1.Start) program {
 	return program{
 		shell:      true,
 		candidates: []candidate{{"/bin/bash", []string{"bash", "-c", script}}, {"/bin/sh", []string{"sh", "-c", script}}},
-		missing:    failf(aetherv1.Code_CODE_NO_SHELL, "the image has neither /bin/bash nor /bin/sh; use exec with a program that it has"),
 	}
 }
 

@@ -83,14 +83,13 @@ func (r *reaper) ended(pid int) {
 		_, _ = collect(pid) // an orphan, or a child that the failed exec collects itself
 		return
 	}
-	c.reap(func() unix.WaitStatus {
+	r.mu.Lock()
+	delete(r.known, pid) // before it is collected: then the number is free for another command
+	r.mu.Unlock()
+	c.exited(func() unix.WaitStatus {
 		ws, _ := collect(pid)
 		return ws
 	})
-	r.mu.Lock()
-	delete(r.known, pid)
-	r.mu.Unlock()
-	c.exited()
 }
 
 func collect(pid int) (unix.WaitStatus, error) {

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -224,7 +223,6 @@ func (s *Server) restNow() {
 	}
 	s.mu.Unlock()
 	if idle {
-		runtime.GC() // two collections empty the pools
 		debug.FreeOSMemory()
 	}
 }
@@ -295,6 +293,9 @@ func (s *Server) Close() {
 		_ = c.Close()
 	}
 	s.sessions.Wait()
+	for _, c := range running { // nobody will make room for their output
+		c.abandon()
+	}
 	close(s.spawner.jobs)
 	<-s.spawner.stopped
 	close(s.reaper.stop)

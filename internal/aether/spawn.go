@@ -151,7 +151,7 @@ func (s *spawner) fork(j job, prog program, env []string, acc account, p *pipes)
 			return 0, f
 		}
 	}
-	return 0, prog.missing
+	return 0, prog.missing()
 }
 
 // pipes of one command. child are the descriptors that become 0, 1, 2 and perhaps scriptFD.

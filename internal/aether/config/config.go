@@ -12,6 +12,9 @@
 //	                                                            Cgroup is "none"
 //	6...  V1Tasks v1 `tasks` files of <sandbox>/user, O_WRONLY  the spawner thread writes "0" to each, once
 //
+// Its environment should be GOMAXPROCS=1 and nothing else: aether sets that itself, too, but by then the runtime has made
+// a second processor, which costs 100 KiB at rest.
+//
 // What surprises:
 //
 //   - CLONE_INTO_CGROUP asks for write permission on cgroup.procs of the nearest common ancestor of the parent's group and

@@ -262,12 +262,28 @@ func TestAbsentEdge(t *testing.T) {
 	c := w.connect()
 	ctx := testContext(t)
 	for i := range 60 { // together more than aether may keep in memory
-		if _, err := c.Start(ctx, fmt.Sprint("n", i), shell("sleep 0.1; head -c 300000 /dev/zero; echo end")); err != nil {
+		if _, err := c.Start(ctx, fmt.Sprint("n", i), shell(fmt.Sprintf("while [ ! -e %s/gate ]; do sleep 0.01; done; head -c 30000 /dev/zero; touch %s/n%d; head -c 270000 /dev/zero; echo end", w.dir, w.dir, i))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c.Close()
-	time.Sleep(300 * time.Millisecond) // they write meanwhile
+	if err := os.WriteFile(filepath.Join(w.dir, "gate"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for { // all of them are writing
+		written, err := filepath.Glob(filepath.Join(w.dir, "n*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(written) == 60 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%d commands wrote without an edge", len(written))
+		case <-time.After(time.Millisecond):
+		}
+	}
 	again := w.connect()
 	if n := len(again.Commands()); n != 60 {
 		t.Fatalf("%d commands", n)

@@ -212,7 +212,12 @@ func (m *Command) onError(e *aetherv1.Error) error {
 		return violation("an error after the end of its command")
 	}
 	wasStarted := m.request == nil
-	m.err = fromAether(e, "command_not_found")
+	m.mu.Unlock()
+	if !wasStarted {
+		m.c.remove(m) // before anyone learns of it: who tries again must not find it
+	}
+	m.mu.Lock()
+	m.err = fromAether(e, "program_not_found")
 	if wasStarted && e.Code == aetherv1.Code_CODE_NOT_FOUND {
 		m.err = sandbox.Errorf(sandbox.DataLoss, "command_lost", "the sandbox no longer knows how the command ended")
 	}
@@ -224,8 +229,6 @@ func (m *Command) onError(e *aetherv1.Error) error {
 	l.forget(stream)
 	if wasStarted {
 		m.c.ended(m)
-	} else {
-		m.c.remove(m)
 	}
 	return nil
 }

@@ -161,12 +161,14 @@ func (j *jail) start(inherited []*os.File) {
 	socket := filepath.Join(dir, "s")
 	l, err := net.Listen("unix", socket)
 	must(t, err)
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	defer l.Close() // or nobody would notice that aether no longer listens
 	lf, err := l.(*net.UnixListener).File()
 	must(t, err)
 	leaf, err := os.Open(j.v2("aether"))
 	must(t, err)
 
-	cmd := exec.Command("/bin/sh", "-c", "mount -t proc proc /proc && exec setpriv --bounding-set="+dockerCaps+" "+bin)
+	cmd := exec.Command("/bin/sh", "-c", "mount -t proc proc /proc && GOMAXPROCS=1 exec setpriv --bounding-set="+dockerCaps+" "+bin)
 	cmd.ExtraFiles = append([]*os.File{lf, cfg}, inherited...)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -433,12 +435,6 @@ func TestPrivateMemoryAtRest(t *testing.T) {
 		}
 	}
 	time.Sleep(3 * time.Second) // at rest
-	if os.Getenv("DUMP") != "" {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", j.pid))
-		os.WriteFile("/tmp/h_b.smaps", b, 0o644)
-		d, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", j.pid))
-		t.Log("threads", len(d))
-	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", j.pid))
 	must(t, err)
 	total := 0

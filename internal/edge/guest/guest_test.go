@@ -226,9 +226,9 @@ func TestExecErrors(t *testing.T) {
 		class  sandbox.Class
 		reason string
 	}{
-		{"missing", sandbox.Command{Argv: []string{"/no/such"}}, sandbox.NotFound, "command_not_found"},
-		{"missing in PATH", sandbox.Command{Argv: []string{"nosuch"}, Env: env}, sandbox.NotFound, "command_not_found"},
-		{"below a file", sandbox.Command{Argv: []string{plain + "/x"}}, sandbox.NotFound, "command_not_found"},
+		{"missing", sandbox.Command{Argv: []string{"/no/such"}}, sandbox.NotFound, "program_not_found"},
+		{"missing in PATH", sandbox.Command{Argv: []string{"nosuch"}, Env: env}, sandbox.NotFound, "program_not_found"},
+		{"below a file", sandbox.Command{Argv: []string{plain + "/x"}}, sandbox.NotFound, "program_not_found"},
 		{"not executable", sandbox.Command{Argv: []string{plain}}, sandbox.FailedPrecondition, "not_executable"},
 		{"not executable in PATH", sandbox.Command{Argv: []string{"plain"}, Env: env}, sandbox.FailedPrecondition, "not_executable"},
 		{"directory", sandbox.Command{Argv: []string{dir}}, sandbox.FailedPrecondition, "not_executable"},
