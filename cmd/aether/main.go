@@ -18,6 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+func init() {
+	// The thread-group leader stays with main: the spawner may not have it, and would leave it parked.
+	runtime.LockOSThread()
+}
+
 func main() {
 	runtime.MemProfileRate = 0
 	if err := run(); err != nil {

@@ -15,7 +15,7 @@ type Handler interface {
 	Ack(stream uint32, channel uint8, offset uint64, broken bool) error
 }
 
-const readBuffer = 16 << 10
+const readBuffer = 8 << 10
 
 // reader cuts a byte stream into frames. It holds at most one partial message.
 type reader struct {

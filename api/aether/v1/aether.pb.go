@@ -996,6 +996,91 @@ func (x *WriteDone) GetSha256() []byte {
 	return nil
 }
 
+// Config is what the launcher writes to aether's config descriptor; see internal/aether/config.
+type Config struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Hostname      string                 `protobuf:"bytes,2,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Env           []string               `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty"` // "K=V"
+	Cgroup        string                 `protobuf:"bytes,4,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
+	V1Tasks       uint32                 `protobuf:"varint,5,opt,name=v1_tasks,json=v1Tasks,proto3" json:"v1_tasks,omitempty"`
+	Cpus          []uint32               `protobuf:"varint,6,rep,packed,name=cpus,proto3" json:"cpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Config) Reset() {
+	*x = Config{}
+	mi := &file_aether_v1_aether_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Config) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Config) ProtoMessage() {}
+
+func (x *Config) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Config.ProtoReflect.Descriptor instead.
+func (*Config) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Config) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Config) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *Config) GetEnv() []string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *Config) GetCgroup() string {
+	if x != nil {
+		return x.Cgroup
+	}
+	return ""
+}
+
+func (x *Config) GetV1Tasks() uint32 {
+	if x != nil {
+		return x.V1Tasks
+	}
+	return 0
+}
+
+func (x *Config) GetCpus() []uint32 {
+	if x != nil {
+		return x.Cpus
+	}
+	return nil
+}
+
 var File_aether_v1_aether_proto protoreflect.FileDescriptor
 
 const file_aether_v1_aether_proto_rawDesc = "" +
@@ -1078,7 +1163,14 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\texclusive\x18\a \x01(\bR\texclusive\"7\n" +
 	"\tWriteDone\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x16\n" +
-	"\x06sha256\x18\x02 \x01(\fR\x06sha256*\xd2\x02\n" +
+	"\x06sha256\x18\x02 \x01(\fR\x06sha256\"\x8f\x01\n" +
+	"\x06Config\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12\x1a\n" +
+	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x10\n" +
+	"\x03env\x18\x03 \x03(\tR\x03env\x12\x16\n" +
+	"\x06cgroup\x18\x04 \x01(\tR\x06cgroup\x12\x19\n" +
+	"\bv1_tasks\x18\x05 \x01(\rR\av1Tasks\x12\x12\n" +
+	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\xd2\x02\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x12\n" +
@@ -1112,7 +1204,7 @@ func file_aether_v1_aether_proto_rawDescGZIP() []byte {
 }
 
 var file_aether_v1_aether_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_aether_v1_aether_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_aether_v1_aether_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_aether_v1_aether_proto_goTypes = []any{
 	(Code)(0),             // 0: aether.v1.Code
 	(*Hello)(nil),         // 1: aether.v1.Hello
@@ -1127,6 +1219,7 @@ var file_aether_v1_aether_proto_goTypes = []any{
 	(*FileInfo)(nil),      // 10: aether.v1.FileInfo
 	(*WriteFile)(nil),     // 11: aether.v1.WriteFile
 	(*WriteDone)(nil),     // 12: aether.v1.WriteDone
+	(*Config)(nil),        // 13: aether.v1.Config
 }
 var file_aether_v1_aether_proto_depIdxs = []int32{
 	7, // 0: aether.v1.Hello.commands:type_name -> aether.v1.CommandStatus
@@ -1149,7 +1242,7 @@ func file_aether_v1_aether_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_aether_v1_aether_proto_rawDesc), len(file_aether_v1_aether_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

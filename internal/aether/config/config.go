@@ -29,10 +29,16 @@ package config
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	aetherv1 "dsec/api/aether/v1"
 )
 
 // The fixed descriptors. V1 tasks files follow from FDTasks on.
@@ -60,12 +66,12 @@ const (
 
 // Config is the one message to aether.
 type Config struct {
-	Key      []byte            `json:"key"`                // KeyLen bytes; the edge proves itself with it
-	Hostname string            `json:"hostname,omitempty"` // for HOSTNAME; the launcher has set the real one
-	Env      map[string]string `json:"env,omitempty"`      // for commands, where they set none
-	Cgroup   string            `json:"cgroup"`
-	V1Tasks  int               `json:"v1_tasks,omitempty"` // how many fds from FDTasks on
-	CPUs     []int             `json:"cpus,omitempty"`     // CPU mask of commands; empty = all
+	Key      []byte            // KeyLen bytes; the edge proves itself with it
+	Hostname string            // for HOSTNAME; the launcher has set the real one
+	Env      map[string]string // for commands, where they set none
+	Cgroup   string
+	V1Tasks  int   // how many fds from FDTasks on
+	CPUs     []int // CPU mask of commands; empty = all
 }
 
 // Validate checks what aether relies on.
@@ -88,12 +94,19 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Encode makes the message: a big-endian uint32 length, then JSON.
+// Encode makes the message: a big-endian uint32 length, then an aether.v1.Config.
 func (c Config) Encode() ([]byte, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	body, err := json.Marshal(c)
+	m := &aetherv1.Config{Key: c.Key, Hostname: c.Hostname, Cgroup: c.Cgroup, V1Tasks: uint32(c.V1Tasks)}
+	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
+		m.Env = append(m.Env, k+"="+c.Env[k])
+	}
+	for _, n := range c.CPUs {
+		m.Cpus = append(m.Cpus, uint32(n))
+	}
+	body, err := proto.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("encode config: %w", err)
 	}
@@ -118,8 +131,21 @@ func Decode(r io.Reader) (Config, error) {
 	if _, err := io.ReadFull(r, body); err != nil {
 		return c, fmt.Errorf("read config: %w", err)
 	}
-	if err := json.Unmarshal(body, &c); err != nil {
+	m := new(aetherv1.Config)
+	if err := proto.Unmarshal(body, m); err != nil {
 		return c, fmt.Errorf("decode config: %w", err)
+	}
+	c = Config{Key: m.Key, Hostname: m.Hostname, Cgroup: m.Cgroup, V1Tasks: int(m.V1Tasks)}
+	for _, kv := range m.Env {
+		if k, v, ok := strings.Cut(kv, "="); ok {
+			if c.Env == nil {
+				c.Env = make(map[string]string)
+			}
+			c.Env[k] = v
+		}
+	}
+	for _, n := range m.Cpus {
+		c.CPUs = append(c.CPUs, int(n))
 	}
 	return c, c.Validate()
 }

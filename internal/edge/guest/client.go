@@ -26,7 +26,7 @@ const (
 	maxBackoff     = 50 * time.Millisecond
 
 	defaultKeep    = 1024
-	keepUnreleased = 64
+	keepUnreleased = 16 // more than wait for a lost answer at once; each costs aether memory at rest
 )
 
 // Options of a Client.

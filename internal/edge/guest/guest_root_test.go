@@ -434,7 +434,7 @@ func TestPrivateMemoryAtRest(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	time.Sleep(3 * time.Second) // at rest
+	time.Sleep(3 * time.Second) // at rest: aether gives memory back after a second
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", j.pid))
 	must(t, err)
 	total := 0
