@@ -349,7 +349,7 @@ func (f *fakePlatform) Exec(ctx context.Context, r *connect.Request[dsecv1.ExecR
 		run, found := f.programs[argv[0]]
 		if !found {
 			f.mu.Unlock()
-			return nil, wire(sandbox.Errorf(sandbox.NotFound, "command_not_found", "there is no program %q in the sandbox", argv[0]))
+			return nil, wire(sandbox.Errorf(sandbox.NotFound, "program_not_found", "there is no program %q in the sandbox", argv[0]))
 		}
 		f.execs = append(f.execs, r.Msg.Command)
 		c = f.startLocked(s.Id, r.Msg.CommandId, r.Msg.Command, argv, run)

@@ -132,14 +132,12 @@ func asPlatformFailure(ctx context.Context, err error) error {
 
 // startCodes are the exit codes for commands that could not be started, by the platform's reasons.
 var startCodes = map[string]int{
-	"command_not_found": exitNotFound,
 	"program_not_found": exitNotFound,
 	"no_shell":          exitNotFound,
 	"not_executable":    exitNotExecutable,
 }
 
-// asStartFailure gives the failure to start a command its exit code. It must not be used for a command that has started:
-// the platform says command_not_found also of a command whose result it has forgotten.
+// asStartFailure gives the failure to start a command its exit code.
 func asStartFailure(err error) error {
 	var e *sandbox.Error
 	if errors.As(err, &e) {

@@ -235,7 +235,7 @@ func TestRootDescriptorsOfALiveSandbox(t *testing.T) {
 	for range sandboxes {
 		b.start()
 	}
-	b.driver.ranges.close() // nothing is made ahead while we count
+	b.driver.ranges.close()                               // nothing is made ahead while we count
 	if n := b.footprint().fds - before; n/sandboxes > 2 { // the runtime may have opened one or two of its own
 		t.Errorf("%d descriptors for %d sandboxes", n, sandboxes)
 	}

@@ -1,0 +1,172 @@
+"""A real platform of the test's own: `dsec up` with directories, port and config file that nobody else uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from libdsec import DSecClient
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("DSEC_BIN", ROOT / "bin"))
+IMAGE, WORKSPACE, TOOLKIT = "debian-python:12", "sqlparse:0.6.1", "ripgrep:13"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_for(what: str, check: Callable[[], object], seconds: float = 30) -> object:
+    """Polls until check returns something true, and returns it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+
+
+class Platform:
+    def __init__(self, *, env: dict[str, str] | None = None, pool: str = "8g") -> None:
+        word = secrets.token_hex(4)
+        self.base = Path(tempfile.mkdtemp(prefix=f"dsec-e2e-{word}-", dir="/var/tmp"))  # a disk: not a tmpfs
+        self.data, self.run = self.base / "data", Path(f"/run/dsec-e2e-{word}")
+        self.port, self.pool = free_port(), pool
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.config = self.base / "config.json"
+        self.env = {**os.environ, "DSEC_CONFIG": str(self.config), "DSEC_BIN": str(BIN), **(env or {})}
+        for name in ("DSEC_URL", "DSEC_API_KEY", "DSEC_CONTEXT"):
+            self.env.pop(name, None)
+        self.up: subprocess.Popen[bytes] | None = None
+
+    # ---- the daemons
+
+    def start(self, **env: str) -> None:
+        """Starts `dsec up` in the foreground, as a child of ours, and waits until it is ready."""
+        log = open(self.base / "log", "ab")
+        command = [BIN / "dsec", "up", "--data-dir", self.data, "--run-dir", self.run, "--listen", f"127.0.0.1:{self.port}"]
+        self.up = subprocess.Popen(
+            [*map(str, command), "--pool-size", self.pool, "--max-sandboxes", "1000"],
+            env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        log.close()
+        wait_for("the platform is ready", self._ready, 60)
+
+    def _ready(self) -> bool:
+        assert self.up is not None
+        if self.up.poll() is not None:
+            raise AssertionError(f"dsec up ended with {self.up.returncode}:\n{self.log()[-3000:]}")
+        state = self.state()
+        return state.get("pid") == self.up.pid
+
+    def state(self) -> dict[str, object]:
+        try:
+            return json.loads((self.data / "up.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+    def log(self) -> str:
+        return (self.base / "log").read_text(errors="replace")
+
+    def edge_pid(self) -> int | None:
+        assert self.up is not None
+        for task in Path(f"/proc/{self.up.pid}/task").glob("*/children"):
+            for pid in task.read_text().split():
+                args = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if len(args) > 1 and args[1] == b"edge":
+                    return int(pid)
+        return None
+
+    def kill_edge(self) -> None:
+        pid = wait_for("an edge runs", self.edge_pid)
+        os.kill(pid, signal.SIGKILL)  # type: ignore[arg-type]
+
+    def kill_up(self) -> None:
+        assert self.up is not None
+        edge = self.edge_pid()
+        self.up.kill()
+        self.up.wait()
+        if edge is not None:  # it notices that its parent is gone
+            wait_for("the edge has ended", lambda: not Path(f"/proc/{edge}/exe").exists() or is_zombie(edge))
+
+    def stop(self) -> None:
+        """Ends the platform in order and removes its data. Works also where it was killed."""
+        try:
+            done = self.dsec("down", "--purge", "--data-dir", self.data, "--run-dir", self.run, check=False, timeout=120)
+            assert done.returncode == 0, done.stderr + self.log()[-3000:]
+            if self.up is not None:
+                assert self.up.wait(10) == 0, self.log()[-3000:]
+        finally:
+            if self.up is not None and self.up.poll() is None:
+                self.up.kill()
+                self.up.wait()
+        subprocess.run(["rm", "-rf", "--one-file-system", str(self.base)], check=True)
+
+    # ---- clients
+
+    def dsec(self, *args: object, check: bool = True, timeout: float = 60, text: bool = True, **more: object) -> subprocess.CompletedProcess:
+        more.setdefault("stdin", subprocess.DEVNULL) if "input" not in more else None
+        done = subprocess.run(
+            [str(BIN / "dsec"), *map(str, args)], env=self.env, capture_output=True, text=text, timeout=timeout, **more
+        )  # type: ignore[call-overload]
+        if check:
+            assert done.returncode == 0, f"dsec {args}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def key(self) -> str:
+        return json.loads(self.config.read_text())["contexts"]["local"]["api_key"]
+
+    def client(self) -> DSecClient:
+        return DSecClient(self.url, self.key())
+
+    def make_environments(self) -> None:
+        subprocess.run([ROOT / "scripts/demo-envs.sh"], env=self.env, check=True, stdin=subprocess.DEVNULL, timeout=300)
+
+    # ---- the host
+
+    def cgroup(self, sandbox_id: str, part: str = "aether") -> Path:
+        """The v2 group of a sandbox's part."""
+        code = sandbox_id[1:6]
+        for root in ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"):
+            path = Path(root) / f"dsec-{code}" / sandbox_id / part
+            if path.exists():
+                return path
+        raise AssertionError(f"{sandbox_id} has no control group")
+
+    def aether_pid(self, sandbox_id: str) -> int:
+        return int((self.cgroup(sandbox_id) / "cgroup.procs").read_text().split()[0])
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return re.search(r"^State:\s+[ZX]", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE) is not None
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def host_state(*mentions: str) -> set[str]:
+    """What is on the host. With mentions, only the lines that hold one of them."""
+    out = subprocess.run([str(hoststate_program())], capture_output=True, text=True, check=True).stdout
+    lines = {line for line in out.splitlines() if "hoststate" not in line}
+    return {line for line in lines if any(m in line for m in mentions)} if mentions else lines
+
+
+def hoststate_program() -> Path:
+    program = ROOT / "build" / "hoststate"
+    if not getattr(hoststate_program, "built", False):
+        subprocess.run(["go", "build", "-o", str(program), "./test/hoststate"], cwd=ROOT, check=True, env={**os.environ, "CGO_ENABLED": "0"})
+        hoststate_program.built = True  # type: ignore[attr-defined]
+    return program
