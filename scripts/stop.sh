@@ -7,4 +7,5 @@ if [ ! -x bin/dsec ]; then
   echo "nothing to stop: bin/dsec is not built"
   exit 0
 fi
+rm -f build/demo-passed
 exec bin/dsec down --purge
