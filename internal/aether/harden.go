@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"syscall"
 	"unsafe"
@@ -44,6 +45,7 @@ func Harden() error {
 
 // Tune keeps the heap small: a sandbox is one of thousands.
 func Tune() {
+	runtime.GOMAXPROCS(restProcs)
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
 }
