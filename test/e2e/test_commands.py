@@ -139,13 +139,16 @@ async def test_fork_bomb_meets_its_limit(new_sandbox):
         bomb = "import os\nn = 0\ntry:\n  while True:\n    if os.fork() == 0:\n      import time; time.sleep(60); os._exit(0)\n    n += 1\nexcept OSError as e:\n  print(e.errno, 0 < n < 64)"
         r = await s.exec(["python3", "-c", bomb], timeout=30)
         assert r.stdout == "11 True\n"  # EAGAIN
+        started = []
         with pytest.raises(DSecError) as e:
             for _ in range(64):
-                await s.start(["sleep", "60"])
+                started.append(await s.start(["sleep", "60"]))
         assert (e.value.code, e.value.reason) == ("resource_exhausted", "sandbox_resources"), str(e.value)
         assert b"root:" in await s.read_file("/etc/passwd")  # files need no process
-        for command in await s.list_commands():
-            await s.kill(command.command_id)
+        assert started, "the bomb's parent has ended: there is room for one"
+        for command in started:
+            await command.kill()
+            assert (await command.wait()).killed
         assert (await s.run_shell("echo still here")).stdout == "still here\n"
 
 
