@@ -101,6 +101,7 @@ func (c *command) started(pid int, p *pipes) {
 func (c *command) failed(f *failure) {
 	c.mu.Lock()
 	c.failure, c.done = f, true
+	c.srv.active.Add(-1)
 	for i := range c.out {
 		c.out[i].closed = true
 	}
@@ -232,6 +233,7 @@ func (c *command) finishAndUnlock() {
 	finished := c.reaped && !c.done && c.out[0].closed && c.out[1].closed
 	if finished {
 		c.done = true
+		c.srv.active.Add(-1)
 		if c.drain != nil {
 			c.drain.Stop()
 		}

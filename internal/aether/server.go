@@ -29,7 +29,7 @@ const (
 
 	// Processors of the runtime. A fork holds its processor until the child has executed; on a busy machine, with one,
 	// eight commands at once took three times as long. At rest a second costs 100 KiB, and with one command at a time it is
-	// only woken to look for work (a command counts for a moment after its end, so two are not yet many).
+	// only woken to look for work.
 	restProcs = 1
 	busyProcs = 2
 )
@@ -52,6 +52,7 @@ type Server struct {
 	pool     *cgroupPool
 	accts    *accounts
 	buffered atomic.Int64 // bytes of output of all commands
+	active   atomic.Int64 // commands whose end has not been told
 
 	pumps    sync.WaitGroup // goroutines of pipes
 	sessions sync.WaitGroup
@@ -188,7 +189,7 @@ func (s *Server) command(sess *session, stream uint32, req *aetherv1.Start) (c *
 	c = newCommand(s, sess, stream, req)
 	s.commands[c.id] = c
 	s.running++
-	if s.running > 2 && s.ownProcess && !s.widened {
+	if s.active.Add(1) > 1 && s.ownProcess && !s.widened {
 		s.widened = true
 		runtime.GOMAXPROCS(busyProcs)
 	}

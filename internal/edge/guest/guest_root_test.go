@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -425,32 +426,44 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 }
 
+// TestPrivateMemoryAtRest takes the median of three: how many threads a runtime has made depends on the machine's load.
 func TestPrivateMemoryAtRest(t *testing.T) {
+	const limit = 1536 // KiB
 	other := newJail(t) // shares the program's text, as in real life
 	run(t, other.client, as("", "true"))
-	j := newJail(t)
-	for range 1000 {
-		if r, _, _ := run(t, j.client, sandbox.Command{Argv: []string{"/bin/true"}, Cwd: "/"}); r.ExitCode != 0 {
-			t.Fatalf("%+v", r)
+	var sizes []int
+	for range 3 {
+		j := newJail(t)
+		for range 1000 {
+			if r, _, _ := run(t, j.client, sandbox.Command{Argv: []string{"/bin/true"}, Cwd: "/"}); r.ExitCode != 0 {
+				t.Fatalf("%+v", r)
+			}
 		}
+		time.Sleep(3 * time.Second) // at rest: aether gives memory back after a second
+		sizes = append(sizes, privateKiB(t, j.pid))
 	}
-	time.Sleep(3 * time.Second) // at rest: aether gives memory back after a second
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", j.pid))
+	slices.Sort(sizes)
+	t.Logf("private memory of aether after 1000 commands: %v KiB", sizes)
+	if sizes[0] == 0 || sizes[1] > limit {
+		t.Errorf("%v KiB, at most %d", sizes, limit)
+	}
+}
+
+// privateKiB is what a process shares with no other.
+func privateKiB(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	must(t, err)
 	total := 0
 	for line := range strings.Lines(string(b)) {
-		var kb int
-		if n, _ := fmt.Sscanf(line, "Private_Clean: %d kB", &kb); n == 1 {
-			total += kb
-		}
-		if n, _ := fmt.Sscanf(line, "Private_Dirty: %d kB", &kb); n == 1 {
-			total += kb
+		for _, form := range []string{"Private_Clean: %d kB", "Private_Dirty: %d kB"} {
+			var kb int
+			if n, _ := fmt.Sscanf(line, form, &kb); n == 1 {
+				total += kb
+			}
 		}
 	}
-	t.Logf("private memory of aether after 1000 commands: %d KiB", total)
-	if total == 0 || total > 1536 {
-		t.Errorf("%d KiB, at most 1536", total)
-	}
+	return total
 }
 
 func TestAetherDiesWithItsCommands(t *testing.T) {
