@@ -35,6 +35,7 @@ type edgeOptions struct {
 	code         string
 	grantKey     string
 	maxSandboxes int
+	keepEnded    time.Duration
 	poolBytes    byteCount
 	logLevel     string
 	readyFD      int
@@ -46,6 +47,7 @@ func setupEdge(f *flagSet) action {
 	f.StringVar(&o.code, "code", "", "the edge's 5-character `code`")
 	f.StringVar(&o.grantKey, "grant-key", "", "`hex` of the public key that signs grants")
 	f.IntVar(&o.maxSandboxes, "max-sandboxes", 4000, "most sandboxes on this machine")
+	f.DurationVar(&o.keepEnded, "keep-ended", 0, "how long a sandbox that has ended is remembered, with its output (default 10m)")
 	f.Var(&o.poolBytes, "pool-size", "`size` of the pool of writable layers (default: half of the free disk)")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.IntVar(&o.readyFD, "ready-fd", 0, "file descriptor that is told when the edge serves")

@@ -39,6 +39,7 @@ type upOptions struct {
 	contextName  string
 	detach       bool
 	maxSandboxes int
+	keepEnded    time.Duration
 	poolBytes    byteCount
 	logLevel     string
 	readyFD      int
@@ -52,6 +53,7 @@ func setupUp(f *flagSet) action {
 	f.BoolVar(&o.detach, "detach", false, "run in the background and return when the platform is ready")
 	f.letter("d", "detach")
 	f.IntVar(&o.maxSandboxes, "max-sandboxes", 4000, "most sandboxes on this machine")
+	f.DurationVar(&o.keepEnded, "keep-ended", 0, "how long a sandbox that has ended is remembered, with its output (default 10m)")
 	f.Var(&o.poolBytes, "pool-size", "`size` of the pool of writable layers, e.g. 200g (default: half of the free disk)")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.IntVar(&o.readyFD, "ready-fd", 0, "file descriptor that is told when the platform is ready (used by --detach)")
@@ -97,7 +99,7 @@ func upDetached(ctx context.Context, c *console, o *upOptions) error {
 	}
 	defer r.Close()
 	cmd := exec.Command("/proc/self/exe", "up", "--listen", o.listen, "--context", o.contextName, "--data-dir", o.dataDir, "--run-dir", o.runDir,
-		"--max-sandboxes", strconv.Itoa(o.maxSandboxes), "--log-level", o.logLevel, "--ready-fd", "3")
+		"--max-sandboxes", strconv.Itoa(o.maxSandboxes), "--keep-ended", o.keepEnded.String(), "--log-level", o.logLevel, "--ready-fd", "3")
 	if o.poolBytes > 0 {
 		cmd.Args = append(cmd.Args, "--pool-size", o.poolBytes.String())
 	}
@@ -180,7 +182,7 @@ func upForeground(ctx context.Context, c *console, o *upOptions) (err error) {
 	}
 	defer p.close()
 
-	args := append(p.edgeArgs(), "--max-sandboxes", strconv.Itoa(o.maxSandboxes))
+	args := append(p.edgeArgs(), "--max-sandboxes", strconv.Itoa(o.maxSandboxes), "--keep-ended", o.keepEnded.String())
 	if o.poolBytes > 0 {
 		args = append(args, "--pool-size", o.poolBytes.String())
 	}

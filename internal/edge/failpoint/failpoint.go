@@ -4,11 +4,12 @@
 // the environment variable DSEC_FAILPOINT, read once at start, or by Set in a test:
 //
 //	DSEC_FAILPOINT=<name>:<before|after>[:<action>]      several are separated by commas
+//	DSEC_FAILPOINT=@<file>                               the same in a file, so that the next start may have other ones
 //
 //	kill        SIGKILL to this process (the default): nothing runs after it, no deferred call, no clean-up
 //	error       the point fails
 //	block       the point waits until its context ends
-//	hang        the point waits without looking at its context, until Set's restore is called
+//	hang        the point waits without looking at its context, until Set's restore is called; it says so on stderr
 //	delay=<d>   the point waits for d, or until its context ends
 //
 // What surprises: List names every declared point, so that kill tests cover all of them without being told; a name in
@@ -54,7 +55,7 @@ var (
 
 	mu     sync.Mutex
 	points = map[string]*Point{}
-	atInit = os.Getenv(Env) // points that are declared later in the program's initialisation find themselves in it
+	atInit = fromEnv(os.Getenv(Env)) // points that are declared later in the program's initialisation find themselves in it
 )
 
 // New declares a point. Declaring a name twice panics: List would be ambiguous.
@@ -113,6 +114,7 @@ func (p *Point) hit(ctx context.Context, pos string, a *action) error {
 	case "error":
 		return &Error{Point: p.name + ":" + pos}
 	case "hang":
+		fmt.Fprintf(os.Stderr, "failpoint %s:%s reached\n", p.name, pos)
 		<-a.freed
 		return nil
 	}
@@ -217,6 +219,19 @@ func Check() error {
 		}
 	}
 	return nil
+}
+
+// fromEnv reads the file that value names, if it does. One that is missing sets nothing.
+func fromEnv(value string) string {
+	path, isFile := strings.CutPrefix(value, "@")
+	if !isFile {
+		return value
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
 }
 
 func split(spec string) []string {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -114,5 +115,17 @@ func BenchmarkUnarmed(b *testing.B) {
 	ctx := context.Background()
 	for b.Loop() {
 		_ = testPoint.Before(ctx)
+	}
+}
+
+func TestFromFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "points")
+	if err := os.WriteFile(file, []byte("a:before,b:after:hang\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for value, want := range map[string]string{"a:before": "a:before", "@" + file: "a:before,b:after:hang", "@/no/such/file": "", "": ""} {
+		if got := fromEnv(value); got != want {
+			t.Errorf("%q gives %q, want %q", value, got, want)
+		}
 	}
 }
