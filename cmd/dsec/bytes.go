@@ -50,6 +50,9 @@ func (cl *client) send(ctx context.Context, method, path string, query url.Value
 		r.Body, r.ContentLength = body, size
 		r.Header.Set("Expect", "100-continue")
 	}
+	// The HTTP client closes the body of a cancelled request too, but now and then only after it has waited for the read.
+	stop := context.AfterFunc(ctx, func() { body.Close() })
+	defer stop()
 	res, err := cl.do(r, header)
 	if failed := body.failure(); failed != nil {
 		if err == nil {
@@ -103,7 +106,7 @@ func (s *source) Read(p []byte) (int, error) {
 // errNotWanted is what writes into a request's body when the request has ended.
 var errNotWanted = errors.New("the platform takes no more input")
 
-// Close ends a read that waits. The HTTP client calls it and waits for the read before a cancelled request returns.
+// Close ends a read that waits; a cancelled request does not return before it.
 func (s *source) Close() error {
 	if p, ok := s.r.(*io.PipeReader); ok {
 		return p.CloseWithError(errNotWanted)
