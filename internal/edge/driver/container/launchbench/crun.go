@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"dsec/internal/edge/driver"
 	"dsec/internal/linux"
@@ -49,11 +48,12 @@ func Crun(ctx context.Context, o Options) (_ Result, err error) {
 }
 
 func (r *rig) crun(ctx context.Context, bin string, net driver.Network) error {
-	id, clock := sandbox.NewID(edge), time.Now()
-	dir, err := r.upper(id)
+	id, clock := sandbox.NewID(edge), r.clock()
+	upper, err := r.upper(ctx, id)
 	if err != nil {
 		return err
 	}
+	dir := upper.Dir
 	bundle := filepath.Join(dir, "etc") // any directory of this operation
 	root := filepath.Join(bundle, "rootfs")
 	if err := os.Mkdir(root, 0o755); err != nil {
@@ -83,7 +83,7 @@ func (r *rig) crun(ctx context.Context, bin string, net driver.Network) error {
 		err = fmt.Errorf("crun: %w: %s", err, stderr.String())
 	}
 	r.lap("run", &clock)
-	err = errors.Join(err, linux.UnmountPath(root, true), os.RemoveAll(dir))
+	err = errors.Join(err, linux.UnmountPath(root, true), r.removeUpper(ctx, id))
 	r.lap("remove", &clock)
 	return err
 }

@@ -3,7 +3,8 @@
 //
 // One operation of either makes an upper directory and control groups with limits, mounts an overlay over the same layers,
 // starts a static program that ends at once, waits for it and removes everything. Both use network namespaces made
-// ahead. The program is stage, which ends with status 2 when it is not started by an edge.
+// ahead. The program is stage, which ends with status 2 when it is not started by an edge. With Options.Await the driver
+// starts aether instead, waits until it answers, and kills it.
 //
 // crun runs in a mount namespace without the v2 hierarchy, since it refuses a hybrid one; so it makes no v2 twin, no idmapped
 // layers and no check of the root, which the driver does.
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -27,6 +29,7 @@ import (
 	"dsec/internal/edge/driver/container"
 	"dsec/internal/edge/network"
 	"dsec/internal/edge/policy"
+	"dsec/internal/rootfs"
 	"dsec/sandbox"
 )
 
@@ -37,14 +40,27 @@ type Options struct {
 	Lowers       []string
 	Ops, Workers int
 	Log          *slog.Logger
+	// Uppers makes the upper directories; nil is plain directories in Dir, without a quota.
+	Uppers Uppers
+	// Await waits until aether, started by the driver with key, answers. Nil is that stage is started in its place.
+	Await  func(ctx context.Context, id sandbox.ID, key []byte, dial func(context.Context) (net.Conn, error)) error
+	Aether string // its program
 }
 
-// A Result is what was measured. CPU is user and system time of this process and its children per operation.
+// Uppers makes writable directories with a quota.
+type Uppers interface {
+	Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs.Upper, error)
+	Remove(ctx context.Context, id sandbox.ID) error
+}
+
+// A Result is what was measured. CPU is user and system time of this process and its children per operation. With one
+// worker it is also told by step: what happened in these processes meanwhile.
 type Result struct {
 	PerSecond     float64
 	EdgeCPU       time.Duration // this process
 	ChildrenCPU   time.Duration // what it started: stage and the program, or crun
 	WallByStep    map[string]time.Duration
+	CPUByStep     map[string]time.Duration
 	Failed, Total int
 }
 
@@ -55,6 +71,7 @@ type rig struct {
 	slots *network.Slots
 	mu    sync.Mutex
 	wall  map[string]time.Duration
+	cpu   map[string]time.Duration
 }
 
 const edge sandbox.EdgeCode = "bench"
@@ -63,7 +80,7 @@ func newRig(ctx context.Context, o Options) (*rig, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &rig{o: o, wall: map[string]time.Duration{}}
+	r := &rig{o: o, wall: map[string]time.Duration{}, cpu: map[string]time.Duration{}}
 	var err error
 	if r.tree, err = cgroup.Open(ctx, cgroup.Options{Name: fmt.Sprintf("dsec-bench%d", os.Getpid()), Log: o.Log}); err != nil {
 		return nil, err
@@ -96,27 +113,55 @@ func limits() sandbox.Limits {
 }
 
 // upper makes the writable directory of one operation.
-func (r *rig) upper(id sandbox.ID) (string, error) {
+func (r *rig) upper(ctx context.Context, id sandbox.ID) (rootfs.Upper, error) {
+	if r.o.Uppers != nil {
+		return r.o.Uppers.Create(ctx, id, upperBytes)
+	}
 	dir := filepath.Join(r.o.Dir, string(id))
 	for _, name := range []string{"", "u", "w", "etc"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-			return "", fmt.Errorf("make upper: %w", err)
+			return rootfs.Upper{}, fmt.Errorf("make upper: %w", err)
 		}
 	}
-	return dir, nil
+	return rootfs.Upper{Dir: dir}, nil
 }
 
-// lap adds the time since the last lap to a step.
-func (r *rig) lap(step string, since *time.Time) {
-	now := time.Now()
+// upperBytes is the quota of an upper.
+const upperBytes = 1 << 30
+
+func (r *rig) removeUpper(ctx context.Context, id sandbox.ID) error {
+	if r.o.Uppers != nil {
+		return r.o.Uppers.Remove(ctx, id)
+	}
+	return os.RemoveAll(filepath.Join(r.o.Dir, string(id)))
+}
+
+// A clock is when the last step ended, and how much CPU time had passed then.
+type clock struct {
+	at   time.Time
+	used time.Duration
+}
+
+func (r *rig) clock() clock {
+	c := clock{at: time.Now()}
+	if r.o.Workers == 1 {
+		c.used = cpu(syscall.RUSAGE_SELF) + cpu(syscall.RUSAGE_CHILDREN)
+	}
+	return c
+}
+
+// lap adds what passed since the last lap to a step.
+func (r *rig) lap(step string, since *clock) {
+	now := r.clock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.wall[step] += now.Sub(*since)
+	r.wall[step] += now.at.Sub(since.at)
+	r.cpu[step] += now.used - since.used
 	*since = now
 }
 
-// measure runs op with all workers, each, with prepare, on a thread of its own that it has set up. Each worker has one network slot for all
-// its operations.
+// measure runs op with all workers, each, with prepare, on a thread of its own that it has set up. Each worker has one network
+// slot for all its operations.
 func (r *rig) measure(ctx context.Context, prepare func() error, op func(ctx context.Context, net driver.Network) error) (Result, error) {
 	nets := make([]driver.Network, r.o.Workers)
 	for i := range nets {
@@ -164,6 +209,12 @@ func (r *rig) measure(ctx context.Context, prepare func() error, op func(ctx con
 	for step, d := range r.wall {
 		res.WallByStep[step] = d / n
 	}
+	if r.o.Workers == 1 {
+		res.CPUByStep = map[string]time.Duration{}
+		for step, d := range r.cpu {
+			res.CPUByStep[step] = d / n
+		}
+	}
 	return res, errors.Join(first, ctx.Err())
 }
 
@@ -182,7 +233,11 @@ func Driver(ctx context.Context, o Options) (_ Result, err error) {
 		return Result{}, err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
-	d, err := container.Open(ctx, container.Options{RunDir: o.RunDir, Stage: o.Stage, Aether: o.Stage, Log: r.o.Log})
+	program := o.Stage
+	if o.Await != nil {
+		program = o.Aether
+	}
+	d, err := container.Open(ctx, container.Options{RunDir: o.RunDir, Stage: o.Stage, Aether: program, Log: r.o.Log})
 	if err != nil {
 		return Result{}, err
 	}
@@ -205,11 +260,12 @@ func (r *rig) warm(ctx context.Context, d *container.Driver) error {
 		}
 	}
 	clear(r.wall)
+	clear(r.cpu)
 	return nil
 }
 
 func (r *rig) launch(ctx context.Context, d *container.Driver, net driver.Network) error {
-	id, clock := sandbox.NewID(edge), time.Now()
+	id, clock := sandbox.NewID(edge), r.clock()
 	groups, err := r.tree.Create(ctx, id, limits())
 	if err != nil {
 		return err
@@ -217,7 +273,7 @@ func (r *rig) launch(ctx context.Context, d *container.Driver, net driver.Networ
 	r.lap("groups", &clock)
 	spec := driver.Spec{ID: id, Hostname: "bench", Limits: limits(), Network: net, Cgroups: groups, GuestKey: make([]byte, 32)}
 	spec.Rootfs.Lowers = r.o.Lowers
-	if spec.Rootfs.Upper.Dir, err = r.upper(id); err != nil {
+	if spec.Rootfs.Upper, err = r.upper(ctx, id); err != nil {
 		return err
 	}
 	r.lap("upper", &clock)
@@ -230,15 +286,30 @@ func (r *rig) launch(ctx context.Context, d *container.Driver, net driver.Networ
 		return err
 	}
 	r.lap("start", &clock)
-	if _, err = d.Wait(ctx, h); err != nil {
+	if err := r.await(ctx, d, h, spec.GuestKey); err != nil {
 		return err
 	}
 	r.lap("wait", &clock)
-	if err := errors.Join(d.Stop(ctx, h), d.Destroy(ctx, h)); err != nil {
+	if err := d.Stop(ctx, h); err != nil {
 		return err
 	}
-	r.lap("stop_destroy", &clock)
-	err = errors.Join(r.tree.Remove(ctx, id), os.RemoveAll(spec.Rootfs.Upper.Dir))
-	r.lap("remove", &clock)
+	r.lap("stop", &clock)
+	if err := d.Destroy(ctx, h); err != nil {
+		return err
+	}
+	r.lap("destroy", &clock)
+	err = r.tree.Remove(ctx, id)
+	r.lap("remove_groups", &clock)
+	err = errors.Join(err, r.removeUpper(ctx, id))
+	r.lap("remove_upper", &clock)
 	return err
+}
+
+// await waits for what was started: the end of the program, or the first answer of aether.
+func (r *rig) await(ctx context.Context, d *container.Driver, h driver.Handle, key []byte) error {
+	if r.o.Await == nil {
+		_, err := d.Wait(ctx, h)
+		return err
+	}
+	return r.o.Await(ctx, h.ID, key, func(ctx context.Context) (net.Conn, error) { return d.DialGuest(ctx, h) })
 }

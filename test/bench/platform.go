@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"connectrpc.com/connect"
+
+	dsecv1 "dsec/api/dsec/v1"
+	"dsec/api/dsec/v1/dsecv1connect"
+	"dsec/internal/config"
+)
+
+// image is what every sandbox and every container of a comparison is made of.
+const image = "debian-python:12"
+
+// A platform is a `dsec up` of the benchmark's own.
+type platform struct {
+	s         *session
+	up, edge  int // pids
+	config    string
+	url, key  string
+	sandboxes dsecv1connect.SandboxServiceClient
+}
+
+// startPlatform starts one and gives it the image.
+func (s *session) startPlatform(ctx context.Context) (*platform, error) {
+	p := &platform{s: s, config: filepath.Join(s.dir, "config.json")}
+	ready, told, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer ready.Close()
+	log, err := os.Create(filepath.Join(s.dir, "dsec.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	runDir := filepath.Join(s.runDir, "r")
+	cmd := exec.Command(filepath.Join(s.bin, "dsec"), "up", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(s.dir, "data"),
+		"--run-dir", runDir, "--pool-size", "8g", "--log-level", "warn", "--ready-fd", "3")
+	cmd.Env = append(os.Environ(), config.EnvPath+"="+p.config)
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{told}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is ours to handle
+	err = cmd.Start()
+	told.Close()
+	if err != nil {
+		return nil, err
+	}
+	done := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(done) }()
+	s.later(func() error { return endProcess(cmd.Process, "dsec up", done) })
+	var answer struct{ URL, Error string }
+	if err := json.NewDecoder(ready).Decode(&answer); err != nil || answer.URL == "" {
+		content, _ := os.ReadFile(log.Name())
+		return nil, fmt.Errorf("dsec up did not start: %w %s\n%s", err, answer.Error, content)
+	}
+	p.up, p.url = cmd.Process.Pid, answer.URL
+	children, err := childrenOf(p.up)
+	if err != nil || len(children) != 1 {
+		return nil, fmt.Errorf("dsec up has children %v, wanted the edge alone: %w", children, err)
+	}
+	p.edge = children[0]
+	if err := p.connect(); err != nil {
+		return nil, err
+	}
+	return p, p.makeImage(ctx)
+}
+
+func (p *platform) connect() error {
+	file, err := config.Load(p.config)
+	if err != nil {
+		return err
+	}
+	p.key = file.Contexts[file.Current].APIKey
+	if p.key == "" {
+		return errors.New("dsec up wrote no key")
+	}
+	transport := &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}
+	p.sandboxes = dsecv1connect.NewSandboxServiceClient(&http.Client{Transport: &bearer{p.key, transport}}, p.url)
+	return nil
+}
+
+type bearer struct {
+	key  string
+	next http.RoundTripper
+}
+
+// RoundTrip adds the key.
+func (b *bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+b.key)
+	return b.next.RoundTrip(r)
+}
+
+// baseTar is the archive that the image is made of.
+var baseTar = filepath.Join("build", "base.tar")
+
+func (p *platform) makeImage(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, "scripts/demo-envs.sh")
+	cmd.Env = append(os.Environ(), config.EnvPath+"="+p.config, "DSEC_BIN="+p.s.bin)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("making the image: %w\n%s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// Limits of every sandbox and container of a comparison.
+const (
+	limitMemory = 512 << 20
+	limitPIDs   = 256
+	limitCPU    = 1
+)
+
+func (p *platform) spec() *dsecv1.SandboxSpec {
+	return &dsecv1.SandboxSpec{Image: image, Limits: &dsecv1.Limits{MemoryBytes: limitMemory, CpuCores: limitCPU, Pids: limitPIDs}}
+}
+
+func (p *platform) create(ctx context.Context) (string, error) {
+	res, err := p.sandboxes.CreateSandbox(ctx, connect.NewRequest(&dsecv1.CreateSandboxRequest{Spec: p.spec()}))
+	if err != nil {
+		return "", fmt.Errorf("create: %w", err)
+	}
+	return res.Msg.GetSandbox().GetId(), nil
+}
+
+func (p *platform) exec(ctx context.Context, id string) error {
+	res, err := p.sandboxes.Exec(ctx, connect.NewRequest(&dsecv1.ExecRequest{
+		SandboxId: id, Command: &dsecv1.Command{Argv: []string{"/bin/true"}}, WaitSeconds: -1,
+	}))
+	if err != nil {
+		return fmt.Errorf("exec: %w", err)
+	}
+	if r := res.Msg.GetResult(); r.GetRunning() || r.GetExitCode() != 0 {
+		return fmt.Errorf("exec: %v", r)
+	}
+	return nil
+}
+
+func (p *platform) destroy(ctx context.Context, id string) error {
+	_, err := p.sandboxes.DeleteSandbox(ctx, connect.NewRequest(&dsecv1.DeleteSandboxRequest{Id: id, Wait: true}))
+	if err != nil {
+		return fmt.Errorf("delete: %w", err)
+	}
+	return nil
+}
+
+// createMany makes n sandboxes.
+func (p *platform) createMany(ctx context.Context, n int) ([]string, error) {
+	ids := make([]string, n)
+	err := spread(ctx, 8, n, func(ctx context.Context, i int) (err error) {
+		ids[i], err = p.create(ctx)
+		return err
+	})
+	return ids, err
+}
+
+func (p *platform) destroyMany(ctx context.Context, ids []string) error {
+	return spread(ctx, 8, len(ids), func(ctx context.Context, i int) error { return p.destroy(ctx, ids[i]) })
+}
