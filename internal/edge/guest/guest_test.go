@@ -683,7 +683,7 @@ func TestWrongKey(t *testing.T) {
 	w := newWorld(t)
 	o := w.options()
 	o.Key = make([]byte, config.KeyLen)
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	if _, err := Connect(ctx, o); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errKey) {
 		t.Errorf("connect with a wrong key: %v", err)
