@@ -347,7 +347,8 @@ __attribute__((noreturn)) static void become_aether(void)
 	if (n != 1)
 		_exit(1); /* the edge is gone and has no record of us */
 	step(STEP_EXEC);
-	char *argv[] = {"aether", NULL}, *envp[] = {NULL};
+	/* One processor from the start: the Go runtime makes room for each, 110 KiB of it, before aether can say so. */
+	char *argv[] = {"aether", NULL}, *envp[] = {"GOMAXPROCS=1", NULL};
 	syscall(SYS_execveat, FD_KEEP + 1, "", argv, envp, AT_EMPTY_PATH);
 	fail(STEP_EXEC);
 }
