@@ -110,6 +110,7 @@ func (p *controlPlane) serve(l net.Listener) (stop func()) {
 	}
 }
 
+// close ends what openControl opened. Closing again does nothing.
 func (p *controlPlane) close() {
 	var errs []error
 	if p.control != nil {
@@ -121,6 +122,7 @@ func (p *controlPlane) close() {
 	if p.rows != nil {
 		errs = append(errs, p.rows.Close())
 	}
+	p.control, p.images, p.rows = nil, nil, nil
 	if err := errors.Join(errs...); err != nil {
 		p.log.Error("control plane did not end in order", "error", err)
 	}

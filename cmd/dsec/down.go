@@ -44,7 +44,8 @@ func down(ctx context.Context, c *console, p *platform, purge bool, contextName 
 		if err := endRunning(ctx, c, p, state); err != nil {
 			return err
 		}
-	} else if _, err := os.Stat(p.edgeDir()); err == nil {
+	}
+	if p.left(state != nil) {
 		if err := teardownEdge(ctx, p); err != nil {
 			return err
 		}
@@ -65,6 +66,17 @@ func down(ctx context.Context, c *console, p *platform, purge bool, contextName 
 	}
 	fmt.Fprintln(c.stdout, "dsec is down and removed")
 	return nil
+}
+
+// left reports whether an edge may have left something on this host. After an end in order that is so only if there still
+// is a run directory: the edge removes it last.
+func (p *platform) left(endedInOrder bool) bool {
+	dir := p.edgeDir()
+	if endedInOrder {
+		dir = p.runDir
+	}
+	_, err := os.Stat(dir)
+	return err == nil
 }
 
 // endRunning asks the running `dsec up` to end and waits until its lock is free.

@@ -192,6 +192,7 @@ func upForeground(ctx context.Context, c *console, o *upOptions) (err error) {
 	}
 	defer edge.stop()
 	stopServing := p.serve(listener)
+	defer p.close() // undoing creates needs an edge
 	defer stopServing()
 
 	address := (&url.URL{Scheme: "http", Host: listener.Addr().String()}).String()
@@ -284,6 +285,7 @@ func (e *edgeChild) supervise(ctx context.Context, p *edgeProcess, spawn func(co
 		select {
 		case <-time.After(edgeRestartDelay << failures):
 		case <-ctx.Done():
+			endWithoutEdge(spawn, log)
 			return
 		}
 		next, err := spawn(ctx)
@@ -292,6 +294,7 @@ func (e *edgeChild) supervise(ctx context.Context, p *edgeProcess, spawn func(co
 			continue
 		}
 		if ctx.Err() != nil {
+			endWithoutEdge(spawn, log)
 			return
 		}
 		log.Error("edge did not start", "error", err)
@@ -300,6 +303,16 @@ func (e *edgeChild) supervise(ctx context.Context, p *edgeProcess, spawn func(co
 			return
 		}
 	}
+}
+
+// endWithoutEdge ends in order where the edge has died and what it made has not: one more edge finds it and ends it.
+func endWithoutEdge(spawn func(context.Context) (*edgeProcess, error), log *slog.Logger) {
+	p, err := spawn(context.Background())
+	if err != nil {
+		log.Error("edge did not start to end what the last one left; `dsec down` does it", "error", err)
+		return
+	}
+	p.shutdown(log)
 }
 
 // stop ends the edge in order: with all sandboxes, and everything it made on this host.
