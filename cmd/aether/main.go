@@ -44,7 +44,7 @@ func run() error {
 	_ = pipe.Close() // everything has been read
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	keepDescriptors(cfg)
-	opts := aether.Options{Config: cfg, CgroupFD: config.FDCgroup, ReapAll: true, Log: log}
+	opts := aether.Options{Config: cfg, CgroupFD: config.FDCgroup, ReapAll: true, Guarded: true, Log: log}
 	for i := range cfg.V1Tasks {
 		opts.TaskFDs = append(opts.TaskFDs, config.FDTasks+i)
 	}

@@ -6,7 +6,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -22,17 +21,13 @@ const (
 // anything else, in a process without cgo.
 //
 //   - Not dumpable: its /proc entries belong to the host's root.
-//   - CAP_SYS_RESOURCE leaves the bounding set of every thread. aether keeps it, its children cannot get it, and who lacks
-//     a capability of a process may not trace that process.
+//   - CAP_SYS_RESOURCE is kept from commands by the spawner (Options.Guarded): who lacks a capability of a process may not
+//     trace that process.
 //   - All signals get their default action, which the kernel ignores for an init unless the sender is outside. Handlers of
 //     the Go runtime would take a SIGSEGV sent by sigqueue for a fault of ours.
 func Harden() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("set not dumpable: %w", err)
-	}
-	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SYS_RESOURCE, 0)
-	if errno != 0 {
-		return fmt.Errorf("drop CAP_SYS_RESOURCE from the bounding set: %w", errno)
 	}
 	if os.Getpid() == 1 {
 		if err := defaultSignals(); err != nil {

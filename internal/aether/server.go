@@ -40,6 +40,7 @@ type Options struct {
 	CgroupFD int   // <sandbox>/user; used unless Config.Cgroup is "none"
 	TaskFDs  []int // v1 tasks files; the spawner writes and closes them
 	ReapAll  bool  // this process is an init: all children are its business
+	Guarded  bool  // commands cannot get CAP_SYS_RESOURCE, which this process has
 	Log      *slog.Logger
 }
 
@@ -92,7 +93,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.spawner = &spawner{
 		jobs: make(chan job, 64), tasks: o.TaskFDs, cpus: o.Config.CPUs, pool: s.pool, accts: s.accts,
-		env: defaultEnv(o.Config), stopped: make(chan struct{}),
+		env: defaultEnv(o.Config), stopped: make(chan struct{}), guarded: o.Guarded,
 	}
 	s.reaper = newReaper(o.ReapAll, &s.spawner.forking)
 	s.spawner.reaper = s.reaper

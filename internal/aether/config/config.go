@@ -23,8 +23,8 @@
 //     user namespace's root.
 //   - v1 groups are per thread: only the spawner thread enters <sandbox>/user, so the pids limit there must be one more than
 //     the user's.
-//   - aether keeps CAP_SYS_RESOURCE in its permitted set and drops it from its bounding set: commands cannot get it, and a
-//     process that lacks a capability of PID 1 cannot ptrace it.
+//   - aether keeps CAP_SYS_RESOURCE in its permitted set and drops it from the bounding set of the thread that forks:
+//     commands cannot get it, and a process that lacks a capability of PID 1 cannot ptrace it.
 package config
 
 import (
