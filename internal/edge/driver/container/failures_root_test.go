@@ -171,7 +171,7 @@ func TestRootThousandFailingStartsLeaveNothing(t *testing.T) {
 		must(t, os.RemoveAll(filepath.Join(spec.Rootfs.Upper.Dir, "w", "work", "incompat"))) // volatile refuses a used workdir
 	}
 	b.expectSame(before)
-	if after := b.footprint(); after.mounts != before.mounts {
+	if after := b.footprint(); after.mounts > before.mounts { // others on this host may unmount meanwhile
 		t.Errorf("%d mounts before, %d after", before.mounts, after.mounts)
 	}
 }
