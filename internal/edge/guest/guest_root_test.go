@@ -428,7 +428,7 @@ func TestOrdinaryUser(t *testing.T) {
 
 // TestPrivateMemoryAtRest takes the median of three: how many threads a runtime has made depends on the machine's load.
 func TestPrivateMemoryAtRest(t *testing.T) {
-	const limit = 2048 // KiB; the promise is 1536, which the benchmark measures: this test is for a leak
+	const limit = 2048  // KiB; the promise is 1536, which the benchmark measures: this test is for a leak
 	other := newJail(t) // shares the program's text, as in real life
 	run(t, other.client, as("", "true"))
 	var sizes []int
