@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -131,6 +132,17 @@ class Platform:
 
     def client(self) -> DSecClient:
         return DSecClient(self.url, self.key())
+
+    def call(self, method: str, request: dict[str, object], *, timeout: float = 30) -> tuple[int, dict]:
+        """One raw request to the public API: the status and the answer's JSON. For what the SDK hides or mends."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key()}"}
+            connection.request("POST", f"/dsec.v1.SandboxService/{method}", json.dumps(request), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
 
     def make_environments(self) -> None:
         subprocess.run([ROOT / "scripts/demo-envs.sh"], env=self.env, check=True, stdin=subprocess.DEVNULL, timeout=300)

@@ -1,0 +1,186 @@
+"""Daemons that are killed: live sandboxes go on and are found, half-made ones vanish, and nothing is left at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+from platform_under_test import BIN, IMAGE, Platform, host_state, is_zombie, wait_for
+
+from libdsec import DSecContainerRunArgs, State
+
+ARGS = DSecContainerRunArgs(container_image=IMAGE, memory_limit_mb=64, ttl_running_stop=600, labels={"job": "17"})
+COUNTER = "i=0; while :; do i=$((i+1)); echo $i >/tmp/next; mv /tmp/next /tmp/counter; sleep 0.05; done"
+
+
+@pytest.fixture
+def own() -> Iterator[Platform]:
+    """A platform that the test may kill."""
+    with Platform() as p:
+        p.start()
+        p.make_environments()
+        yield p
+
+
+async def count(sandbox) -> int:
+    return int(await sandbox.read_file("/tmp/counter"))
+
+
+async def passes(sandbox, start: int) -> None:
+    """Returns once the counter in the sandbox is beyond start."""
+    async with asyncio.timeout(30):
+        while await count(sandbox) <= start:
+            await asyncio.sleep(0.02)
+
+
+async def lives_through(p: Platform, kill: Callable[[], None]) -> None:
+    """A sandbox with a command in the background and an exec whose result arrives after the kill."""
+    async with p.client() as client, await client.run_container(ARGS) as sandbox:
+        background = await sandbox.start(COUNTER)
+        running = asyncio.create_task(sandbox.run_shell("for i in $(seq 50); do echo $i; echo $i >&2; sleep 0.1; done"))
+        await sandbox.run_shell("until [ -e /tmp/counter ]; do sleep 0.02; done", timeout=30)
+        before = await count(sandbox)
+        aether = p.aether_pid(sandbox.id)
+
+        await asyncio.to_thread(kill)
+
+        result = await running
+        lines = "".join(f"{i}\n" for i in range(1, 51))
+        assert (result.stdout, result.stderr, result.exit_code) == (lines, lines, 0)
+        await passes(sandbox, before + 5)
+        assert p.aether_pid(sandbox.id) == aether
+        found = [s async for s in client.list_sandboxes(labels={"job": "17"})]
+        assert [(s.id, s.info.state) for s in found] == [(sandbox.id, State.READY)]
+        assert found[0].info.labels == {"job": "17"}
+        await background.kill()
+        assert (await background.wait()).killed
+
+
+async def test_killed_edge(own: Platform):
+    await lives_through(own, own.kill_edge)
+
+
+async def test_killed_up(own: Platform):
+    def kill() -> None:
+        own.kill_up()
+        own.start()
+
+    await lives_through(own, kill)
+
+
+# ---- every failpoint
+
+POINTS = subprocess.run([BIN / "dsec", "edge", "--list-failpoints"], capture_output=True, text=True, check=True).stdout.split()
+NOT_PASSED = {  # by a create and a delete
+    "journal.activity": "written when a sandbox was idle for a while, or the edge ends in order",
+    "journal.forgotten": "written when the record of an ended sandbox is dropped, much later",
+}
+ALIVE = base64.b64encode(b"alive").decode()
+LISTED = {"states": ["STATE_CREATING", "STATE_READY", "STATE_STOPPING"]}
+
+
+def ours(p: Platform) -> set[str]:
+    """What the platform has on the host."""
+    return {line for line in host_state() if any(name in line for name in p.names())}
+
+
+@dataclass
+class Lasting:
+    """A platform that is killed at one point after the other, and a sandbox that goes on through all of it."""
+
+    platform: Platform
+    sandbox: str
+    around: set[str]  # what is on the host for it alone
+
+    def exec(self, sandbox: str) -> str:
+        request = {"sandboxId": sandbox, "command": {"shell": "printf alive"}, "waitSeconds": -1}
+        status, answer = self.platform.call("Exec", request)
+        return answer["result"]["stdout"]["data"] if status == 200 else f"{status} {answer}"
+
+    def footprint(self) -> set[str]:
+        """All that the platform has on the host, apart from its daemons, which are new ones each time."""
+        lines = ours(self.platform)
+        pools = (f"mount {self.platform.run}/net/", f"mount {self.platform.run}/users/")  # they grow as they are used
+        return {line for line in lines if not line.startswith(("process ", *pools))}
+
+
+def create(p: Platform, key: str) -> str:
+    """The id of a new sandbox that is ready."""
+    spec = {"image": IMAGE, "limits": {"memoryBytes": str(64 << 20)}}
+    status, answer = p.call("CreateSandbox", {"spec": spec, "idempotencyKey": key, "timeoutSeconds": "30"})
+    assert status == 200, answer
+    return answer["sandbox"]["id"]
+
+
+def listed(p: Platform) -> list[str]:
+    status, answer = p.call("ListSandboxes", LISTED)
+    assert status == 200, answer
+    return [s["id"] for s in answer.get("sandboxes", [])]
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[Lasting]:
+    with Platform() as p:
+        p.start()
+        p.make_environments()
+        made = Lasting(p, create(p, "lasting"), set())
+        assert made.exec(made.sandbox) == ALIVE  # the first command makes its control group
+        made.around = made.footprint()
+        yield made
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at(lasting: Lasting, point: str) -> None:
+    p = lasting.platform
+    p.kill_up()
+    before = len(p.log())
+    p.start(DSEC_FAILPOINT=point)
+    with suppress(AssertionError, OSError, http.client.HTTPException, json.JSONDecodeError):
+        made = create(p, point)
+        p.call("DeleteSandbox", {"id": made, "wait": True})
+    if point.rsplit(":", 1)[0] not in NOT_PASSED:
+        wait_for("the edge dies at the point", lambda: "edge ended; starting it again" in p.log()[before:])
+    p.kill_up()
+
+    p.start()
+    assert lasting.exec(lasting.sandbox) == ALIVE
+    for other in listed(p):
+        if other != lasting.sandbox:  # the answer was lost, but it is a whole one
+            assert lasting.exec(other) == ALIVE
+            p.call("DeleteSandbox", {"id": other, "wait": True})
+    again = create(p, f"again {point}")
+    assert lasting.exec(again) == ALIVE
+    status, _ = p.call("DeleteSandbox", {"id": again, "wait": True})
+    assert status == 200
+    assert listed(p) == [lasting.sandbox]
+    assert lasting.footprint() == lasting.around
+
+
+def test_down_while_no_edge_runs(own: Platform) -> None:
+    """The platform is told to end in the moment between the death of an edge and the next one."""
+    create(own, "k")
+    own.kill_edge()
+    own.stop()  # checks that the host is as before
+
+
+def test_down_after_all_was_killed(own: Platform) -> None:
+    aether = own.aether_pid(create(own, "k"))
+    assert own.up is not None
+    os.killpg(own.up.pid, signal.SIGSTOP)  # so that it does not start another edge
+    own.kill_edge()
+    own.up.kill()
+    own.up.wait()
+    own.up = None
+    assert not is_zombie(aether), "the sandbox goes on"
+    own.stop()
+    assert is_zombie(aether)
+    assert not own.run.exists() and not own.base.exists()
