@@ -24,6 +24,7 @@ from libdsec import DSecClient, DSecContainerRunArgs, DSecError, Sandbox
 UPLOADED = "/opt/uploaded"
 WARM_UP = 1.0  # seconds: connections are made, caches filled
 
+
 async def make(client: DSecClient, args: DSecContainerRunArgs, count: int) -> list[Sandbox]:
     boxes = []
     async for made in client.run_containers(args, count):
@@ -71,7 +72,7 @@ async def main(options: argparse.Namespace) -> None:
     async with DSecClient() as client:
         boxes = await make(client, args, options.sandboxes)
         if options.upload:
-            content = Path(options.upload).read_bytes()
+            content = Path(options.upload).read_bytes()  # noqa: ASYNC240 - before anything runs
             for box in boxes:
                 await box.write_file(UPLOADED, content, mode=0o755)
             programs = [*programs, UPLOADED]
