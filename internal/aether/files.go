@@ -173,8 +173,8 @@ func (t *readTransfer) fill(b []byte, limit int) ([]byte, uint64, wire.Flags, bo
 	return b, offset, flags, len(t.pending) > 0 && t.credit() > 0
 }
 
-// openForRead opens a regular file with the user's rights. O_NONBLOCK keeps a FIFO or device from hanging the open;
-// what is opened is looked at afterwards.
+// openForRead opens a regular file with the user's rights. What is no such file is not even opened. O_NONBLOCK keeps the
+// open from waiting for who has a lease on it.
 func openForRead(accts *accounts, req *aetherv1.ReadFile) (*os.File, error) {
 	p, err := checkPath(req.Path)
 	if err != nil {
@@ -186,26 +186,20 @@ func openForRead(accts *accounts, req *aetherv1.ReadFile) (*os.File, error) {
 	}
 	var fd int
 	err = asUser(acc, func() error {
-		var st unix.Stat_t
-		if err := unix.Stat(p, &st); err != nil { // a device is not even opened: that can have effects
-			return err
-		}
-		if err := checkRegular(&st); err != nil {
-			return err
-		}
-		fd, err = unix.Open(p, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+		ref, err := openRef(p, 0)
 		if err != nil {
 			return err
 		}
-		if err := unix.Fstat(fd, &st); err != nil {
-			unix.Close(fd)
+		defer unix.Close(ref)
+		var st unix.Stat_t
+		if err := unix.Fstat(ref, &st); err != nil {
 			return err
 		}
-		if err := errors.Join(checkRegular(&st), checkStored(fd)); err != nil {
-			unix.Close(fd)
+		if err := errors.Join(checkRegular(&st), checkStored(ref)); err != nil {
 			return err
 		}
-		return nil
+		fd, err = unix.Open(refPath(ref), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+		return err
 	})
 	if err != nil {
 		return nil, err

@@ -21,8 +21,8 @@ const (
 // anything else, in a process without cgo.
 //
 //   - Not dumpable: its /proc entries belong to the host's root.
-//   - CAP_SYS_RESOURCE is kept from commands by the spawner (Options.Guarded): who lacks a capability of a process may not
-//     trace that process.
+//   - CAP_SYS_RESOURCE and a group are kept from commands by the spawner (Options.Guarded): who lacks a capability of a
+//     process may not trace it, and who lacks one of its ids may not set its limits.
 //   - All signals get their default action, which the kernel ignores for an init unless the sender is outside. Handlers of
 //     the Go runtime would take a SIGSEGV sent by sigqueue for a fault of ours.
 func Harden() error {
@@ -63,6 +63,24 @@ func defaultSignals() error {
 		if errno != 0 && !errors.Is(errno, unix.EINVAL) {
 			return fmt.Errorf("reset signal %d: %w", s, errno)
 		}
+	}
+	return nil
+}
+
+// guardGID is a group that no command has together with root's. Keep in step with stage.c.
+const guardGID = 65534
+
+// guard makes the calling thread one whose children cannot get what protects this process. To change all threads would
+// cost a tenth of aether's start, and only this one forks.
+//
+// The launcher gave all threads guardGID as their real group: who has all ids of a process may set its limits (prlimit). A
+// command must not inherit that, so that here it becomes the saved group, which an exec replaces.
+func guard() error {
+	if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_RESOURCE, 0, 0, 0); err != nil {
+		return fmt.Errorf("drop CAP_SYS_RESOURCE from the bounding set: %w", err)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, 0, 0, guardGID); errno != 0 { // package unix would change all threads
+		return fmt.Errorf("set the saved group: %w", errno)
 	}
 	return nil
 }

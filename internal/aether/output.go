@@ -251,11 +251,14 @@ func (o *output) drained() {
 	}
 }
 
-// detach ends the stream for the caller; the pipe stays open for those who write to it.
+// detach ends the stream for the caller; the pipe stays open for those who write to it, as long as there are not too many.
 func (o *output) detach() {
 	if !o.closed {
 		o.closed, o.detached = true, true
 		o.wakeUp()
+		if o.file != nil {
+			o.c.srv.hold(o.file)
+		}
 	}
 }
 

@@ -107,9 +107,9 @@ func checkExecutable(p string) error {
 	return unix.Faccessat2(unix.AT_FDCWD, p, unix.X_OK, unix.AT_EACCESS)
 }
 
-// explain finds out what an error of fork and exec was about. The kernel gives one number for the working directory, the
-// program and its interpreter; looking again afterwards costs nothing where all is well.
-func explain(err error, p string, req *aetherv1.Start, acc account) *failure {
+// explain finds out what an error of fork and exec was about. The kernel gives one number for the program and its
+// interpreter; looking again afterwards costs nothing where all is well.
+func explain(err error, p string, acc account) *failure {
 	f := asFailure("start the command", err)
 	switch {
 	case f.errno == unix.E2BIG:
@@ -118,9 +118,6 @@ func explain(err error, p string, req *aetherv1.Start, acc account) *failure {
 	case f.code == aetherv1.Code_CODE_RESOURCES:
 		f.message = "the sandbox has no room for another process (pids or memory limit): " + f.errno.Error()
 		return f
-	}
-	if bad := checkCwd(req.Cwd, acc); bad != nil {
-		return bad
 	}
 	var st unix.Stat_t
 	exists := asUser(acc, func() error { return unix.Stat(p, &st) }) == nil
@@ -140,24 +137,6 @@ func explain(err error, p string, req *aetherv1.Start, acc account) *failure {
 		return &failure{aetherv1.Code_CODE_NOT_EXECUTABLE, name + " is open for writing", f.errno}
 	}
 	return f
-}
-
-func checkCwd(cwd string, acc account) *failure {
-	var st unix.Stat_t
-	err := asUser(acc, func() error {
-		if err := unix.Stat(cwd, &st); err != nil {
-			return err
-		}
-		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-			return unix.ENOTDIR
-		}
-		return unix.Faccessat2(unix.AT_FDCWD, cwd, unix.X_OK, unix.AT_EACCESS)
-	})
-	if err == nil {
-		return nil
-	}
-	f := asFailure("enter it", err)
-	return &failure{aetherv1.Code_CODE_NO_CWD, "working directory " + clip(cwd, 256) + ": " + f.errno.Error(), f.errno}
 }
 
 // environment completes what the edge sent: the sandbox's defaults, then what a login would set.

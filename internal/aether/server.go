@@ -24,6 +24,7 @@ const (
 	maxRunning  = 4096 // commands at once
 	maxFinished = 1024 // results that wait for the edge; the oldest go first
 	maxStrange  = 8    // connections that have not shown the key
+	maxHeld     = 1024 // pipes of ended commands that somebody still has; the oldest are closed
 
 	restTime = time.Second
 
@@ -65,6 +66,7 @@ type Server struct {
 	current  *session
 	conns    map[*wire.Conn]struct{}
 	polled   map[*os.File]struct{} // pipes with a pump
+	held     []*os.File            // of these, those of ended commands, oldest first
 	closing  bool
 
 	idleSince time.Time
@@ -256,8 +258,27 @@ func (s *Server) pump(file *os.File, f func()) {
 		f()
 		s.mu.Lock()
 		delete(s.polled, file)
+		if i := slices.Index(s.held, file); i >= 0 {
+			s.held = slices.Delete(s.held, i, i+1)
+		}
 		s.mu.Unlock()
 	})
+}
+
+// hold takes note of a pipe whose command has ended. Each costs some KiB and a descriptor, and how many there are is up to
+// the sandbox: one process there can open the pipes of all the others.
+func (s *Server) hold(file *os.File) {
+	s.mu.Lock()
+	s.held = append(s.held, file)
+	var oldest *os.File
+	if len(s.held) > maxHeld {
+		oldest = s.held[0]
+		s.held = slices.Delete(s.held, 0, 1)
+	}
+	s.mu.Unlock()
+	if oldest != nil {
+		_ = oldest.Close() // its pump ends, and who writes to it gets SIGPIPE
+	}
 }
 
 // release forgets an ended command. One that still runs is kept.

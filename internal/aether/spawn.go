@@ -58,9 +58,9 @@ func (s *spawner) run(ready chan<- error) {
 }
 
 func (s *spawner) place() error {
-	if s.guarded { // of this thread, the only one that forks: to drop it from all of them costs a tenth of aether's start
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_RESOURCE, 0, 0, 0); err != nil {
-			return fmt.Errorf("drop CAP_SYS_RESOURCE from the bounding set: %w", err)
+	if s.guarded {
+		if err := guard(); err != nil {
+			return err
 		}
 	}
 	for _, fd := range s.tasks {
@@ -140,7 +140,12 @@ func (s *spawner) start(j job) {
 }
 
 func (s *spawner) fork(j job, prog program, env []string, acc account, p *pipes) (int, *failure) {
-	attr := &syscall.ProcAttr{Dir: j.req.Cwd, Env: env, Files: p.child, Sys: &syscall.SysProcAttr{Setsid: true}}
+	cwd, fail := openCwd(j.req.Cwd, acc)
+	if fail != nil {
+		return 0, fail
+	}
+	defer unix.Close(cwd)
+	attr := &syscall.ProcAttr{Dir: refPath(cwd), Env: env, Files: p.child, Sys: &syscall.SysProcAttr{Setsid: true}}
 	if !acc.sameRights() || (len(acc.groups) > 0 && os.Geteuid() == 0) {
 		attr.Sys.Credential = &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups}
 	}
@@ -152,7 +157,7 @@ func (s *spawner) fork(j job, prog program, env []string, acc account, p *pipes)
 		if err == nil {
 			return pid, nil
 		}
-		f := explain(err, cand.path, j.req, acc)
+		f := explain(err, cand.path, acc)
 		if !prog.shell || f.code != aetherv1.Code_CODE_NOT_FOUND {
 			return 0, f
 		}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -99,6 +98,11 @@ func (t *writeTransfer) run() *failure {
 			_ = os.Remove(n.temp)
 		}
 	}()
+	if t.s.srv.pool != nil { // else nothing is charged to anybody
+		if err := checkDisk(n.file); err != nil {
+			return asFailure("write "+name, err)
+		}
+	}
 	sum := sha256.New()
 	size, err := t.receive(n.file, sum)
 	if errors.Is(err, errCanceled) {
@@ -156,6 +160,19 @@ func (t *writeTransfer) check(size uint64, sum []byte) error {
 	return nil
 }
 
+// checkDisk refuses files in memory. Their pages stay charged to the group of who writes them, which is ours: small, and
+// meant for this process alone. A link that leads to /dev/shm would be enough to have it killed.
+func checkDisk(f *os.File) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Type == unix.TMPFS_MAGIC {
+		return failf(aetherv1.Code_CODE_INVALID, "it would be kept in memory (tmpfs), which only a command can be charged for; write it by a command, such as cat with stdin")
+	}
+	return nil
+}
+
 // A newFile is the temporary file and what it will become.
 type newFile struct {
 	file     *os.File
@@ -177,7 +194,7 @@ func prepare(req *aetherv1.WriteFile, acc account) (*newFile, error) {
 	n := &newFile{target: path.Clean(p), mode: req.Mode & 0o7777, uid: -1, gid: -1}
 	err = asUser(acc, func() error {
 		if req.MakeParents {
-			if err := os.MkdirAll(path.Dir(n.target), 0o755); err != nil {
+			if err := makeParents(path.Dir(n.target)); err != nil {
 				return err
 			}
 		}
@@ -195,7 +212,7 @@ func prepare(req *aetherv1.WriteFile, acc account) (*newFile, error) {
 // existing looks at what is to be replaced. A symbolic link is followed, as by every other way of writing a file; a file
 // keeps its owner, and its mode unless one is given.
 func (n *newFile) existing(req *aetherv1.WriteFile, acc account) error {
-	fd, err := unix.Open(n.target, unix.O_PATH|unix.O_CLOEXEC, 0)
+	fd, err := openRef(n.target, 0)
 	if errors.Is(err, unix.ENOENT) {
 		if n.mode == 0 {
 			n.mode = 0o644
@@ -219,7 +236,7 @@ func (n *newFile) existing(req *aetherv1.WriteFile, acc account) error {
 	if err := checkRegular(&st); err != nil {
 		return err
 	}
-	if err := unix.Faccessat2(unix.AT_FDCWD, n.target, unix.W_OK, unix.AT_EACCESS); err != nil {
+	if err := unix.Faccessat2(fd, "", unix.W_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH); err != nil {
 		return err
 	}
 	if n.mode == 0 {
@@ -228,13 +245,13 @@ func (n *newFile) existing(req *aetherv1.WriteFile, acc account) error {
 	if acc.uid == 0 {
 		n.uid, n.gid = int(st.Uid), int(st.Gid)
 	}
-	n.target, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	n.target, err = os.Readlink(refPath(fd))
 	return err
 }
 
 func (n *newFile) create() error {
 	n.temp = path.Join(path.Dir(n.target), ".dsec-"+rand.Text())
-	fd, err := unix.Open(n.temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	fd, err := openat2(n.temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}

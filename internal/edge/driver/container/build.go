@@ -238,7 +238,9 @@ func (d *Driver) buildGroups(b *built, g driver.Cgroups, slot int) error {
 	} else if b.group, err = b.own(linux.OpenRead(g.V2Aether)); err != nil {
 		return fmt.Errorf("control group: %w", err)
 	}
-	user, err := linux.OpenRead(g.V2User)
+	// A mount of its own, attached to nowhere: "..", from a directory of the host's mount, leads through the host's tree,
+	// and a command's first moments have this descriptor (/proc/self/fd/5 as a working directory).
+	user, err := linux.CloneMountWith(g.V2User, linux.MountAttr{Set: linux.MountNoSUID | linux.MountNoDev | linux.MountNoExec})
 	if err := b.put(fdCgroup, user, err); err != nil {
 		return fmt.Errorf("control group: %w", err)
 	}

@@ -32,7 +32,8 @@ var hostile = map[string][]string{
 	"ptrace pid 1": {"EPERM"}, "seize pid 1": {"EPERM"}, "pidfd_getfd pid 1": {"EPERM"}, "process_vm_readv pid 1": {"EPERM"},
 	"mem of pid 1": {"EACCES"}, "environ of pid 1": {"EACCES"}, "maps of pid 1": {"EACCES"}, "fds of pid 1": {"EACCES"},
 	"root of pid 1": {"EACCES"}, "exe of pid 1": {"EACCES"}, "ns of pid 1": {"EACCES"},
-	"kill pid 1": {"ok"}, "stop pid 1": {"ok"}, // sent, and without effect
+	"limits of pid 1": {"EPERM"},
+	"kill pid 1":      {"ok"}, "stop pid 1": {"ok"}, // sent, and without effect
 	"TIOCSTI": {"EPERM"}, "swap extents": {"EPERM"}, "btrfs subvolume": {"EPERM"},
 }
 
@@ -56,7 +57,7 @@ func TestRootHostileCommands(t *testing.T) {
 
 // otherProbes are tried by tests of their own.
 var otherProbes = []string{
-	"read own program", "inotify budget", "descriptors", "config", "tasks", "own cgroup", "chmod cgroup", "limit of cgroup",
+	"read own program", "inotify budget", "descriptors", "config", "tasks", "own cgroup", "above cgroup", "limit of cgroup",
 	"thaw cgroup", "capabilities",
 }
 
@@ -67,7 +68,7 @@ func TestRootHostileGuest(t *testing.T) {
 	for name, want := range map[string][]string{
 		"mount tmpfs": {"EPERM"}, "setns": {"EPERM"}, "clone3 user": {"ENOSPC"}, "write max namespaces": {"EROFS"}, "bpf": {"EPERM"},
 		"vsock": {"EAFNOSUPPORT"}, "raw socket": {"EPERM"}, "read own program": {"EACCES"}, "mknod disk": {"EPERM"},
-		"chmod cgroup": {"EPERM"}, "limit of cgroup": {"EACCES"}, "thaw cgroup": {"EACCES"},
+		"above cgroup": {"ok"}, "limit of cgroup": {"EACCES"}, "thaw cgroup": {"EACCES"},
 		"tasks": {"ok"}, "own cgroup": {"ok"},
 	} {
 		if got := b.ask(h, request{Probe: name}); !slices.Contains(want, got) {

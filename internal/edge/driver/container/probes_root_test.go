@@ -100,11 +100,27 @@ var probes = map[string]func() error{
 	"config":                 func() error { return checkConfig() },
 	"tasks":                  func() error { _, err := unix.Write(6, []byte("0")); return err },
 	"own cgroup":             func() error { return unix.Mkdirat(5, fmt.Sprintf("c%d", unix.Getpid()), 0o755) },
-	"chmod cgroup":           func() error { return unix.Fchmodat(5, "..", 0o777, 0) },
+	"above cgroup":           aboveCgroup,
 	"limit of cgroup":        func() error { _, err := unix.Openat(5, "../cgroup.kill", unix.O_WRONLY, 0); return err },
 	"thaw cgroup":            func() error { _, err := unix.Openat(5, "cgroup.freeze", unix.O_WRONLY, 0); return err },
-	"capabilities":           func() error { return errors.New(statusLine("CapEff") + statusLine("CapBnd") + statusLine("Seccomp:")) },
-	"setuid":                 func() error { return unix.Setresuid(1000, 1000, 1000) },
+	"limits of pid 1": func() error {
+		limit := unix.Rlimit{Cur: 3, Max: 3}
+		return unix.Prlimit(1, unix.RLIMIT_NOFILE, &limit, nil)
+	},
+	"capabilities": func() error { return errors.New(statusLine("CapEff") + statusLine("CapBnd") + statusLine("Seccomp:")) },
+	"setuid":       func() error { return unix.Setresuid(1000, 1000, 1000) },
+}
+
+// aboveCgroup looks where ".." leads from the one directory that PID 1 was given.
+func aboveCgroup() error {
+	var dir, above unix.Stat_t
+	if err := errors.Join(unix.Fstat(5, &dir), unix.Fstatat(5, "../..", &above, 0)); err != nil {
+		return err
+	}
+	if dir.Dev != above.Dev || dir.Ino != above.Ino {
+		return errors.New("the host's tree")
+	}
+	return nil
 }
 
 func cloneUser() error {

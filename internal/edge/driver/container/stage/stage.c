@@ -235,6 +235,9 @@ static void attach_dir(enum step s, int fd, const char *path)
 	close(to);
 }
 
+/* All sandboxes together may have what kernel.pty.max (4096) less a reserve of 1024 allows; one may not have them all. */
+#define PTS_OPTIONS "newinstance,ptmxmode=0666,mode=620,gid=5,max=128"
+
 static void mount_kernel_filesystems(void)
 {
 	char options[64];
@@ -244,7 +247,7 @@ static void mount_kernel_filesystems(void)
 	close(to);
 	TRY(STEP_PROC, mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL));
 	step(STEP_PTS);
-	TRY(STEP_PTS, mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,gid=5"));
+	TRY(STEP_PTS, mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, PTS_OPTIONS));
 	step(STEP_MQUEUE);
 	TRY(STEP_MQUEUE, mount("mqueue", "dev/mqueue", "mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL));
 	step(STEP_SHM);
@@ -312,6 +315,12 @@ static void arrange_descriptors(void)
 	TRY(STEP_FDS, syscall(SYS_close_range, FD_KEEP + 2, ~0u, 0));
 }
 
+/* A real group that no command has together with the others. The kernel lets whoever has all of a process's ids set its
+ * limits (prlimit), however little else he may do to it: root inside could leave aether without descriptors or memory.
+ * Of all ids only the real ones stay over an exec; aether's thread that forks trades this one for a saved one, which does
+ * not. */
+#define GUARD_GID 65534
+
 /* The filter goes first: installing it without no_new_privs, which would break sudo inside, needs CAP_SYS_ADMIN. */
 static void drop_rights(void)
 {
@@ -320,6 +329,7 @@ static void drop_rights(void)
 				  (struct sock_filter *)(message.bytes + sizeof(struct plan) + plan->text_bytes)};
 	TRY(STEP_SECCOMP, syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &prog));
 	step(STEP_CAPABILITIES);
+	TRY(STEP_CAPABILITIES, setresgid(GUARD_GID, 0, 0));
 	TRY(STEP_CAPABILITIES, prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0));
 	for (int c = 0; c < 64; c++) {
 		if (plan->capabilities & 1ULL << c)
