@@ -65,7 +65,9 @@ func (e *Edge) exec(ctx context.Context, in *instance, id string, cmd sandbox.Co
 		return nil, err
 	}
 	e.oomBegin(in, id)
+	stop := e.watchStart(in)
 	c, err := g.Start(ctx, id, in.withDefaults(cmd))
+	stop()
 	if err != nil {
 		in.oom.drop(id)
 		return nil, err
@@ -75,6 +77,49 @@ func (e *Edge) exec(ctx context.Context, in *instance, id string, cmd sandbox.Co
 		return nil, err
 	}
 	return c, nil
+}
+
+// startPatience is how long a command may take to start before the edge looks whether something holds it up. A fork takes
+// milliseconds; where a machine is merely slow nothing is found that is that old.
+const startPatience = time.Second
+
+// watchStart clears aether's way again and again until stop is called: see Cgroups.KillStuck.
+func (e *Edge) watchStart(in *instance) (stop func()) {
+	done := make(chan struct{})
+	t := time.AfterFunc(startPatience, func() {
+		e.spawn(func() { e.clearUntil(in, done) })
+	})
+	return func() {
+		t.Stop()
+		close(done)
+	}
+}
+
+func (e *Edge) clearUntil(in *instance, done <-chan struct{}) {
+	for {
+		e.clearWay(in)
+		select {
+		case <-done:
+			return
+		case <-in.ctx.Done():
+			return
+		case <-time.After(startPatience):
+		}
+	}
+}
+
+func (e *Edge) clearWay(in *instance) {
+	if !in.clearing.TryLock() { // of many that wait, one looks
+		return
+	}
+	defer in.clearing.Unlock()
+	in.mu.Lock()
+	cg := in.made.cgroups
+	in.mu.Unlock()
+	killed, err := e.o.Cgroups.KillStuck(cg, startPatience)
+	if killed > 0 || err != nil {
+		e.log.Warn("a command was kept from starting by another", "sandbox_id", in.id, "killed", killed, "error", err)
+	}
 }
 
 // withDefaults completes cmd by what the sandbox says.

@@ -48,6 +48,8 @@ type instance struct {
 	gone      chan struct{} // closed when it is terminal
 
 	oom oomWatch
+
+	clearing sync.Mutex // held by the one who clears aether's way: see watchStart
 }
 
 // made is what the steps hand on to later ones.

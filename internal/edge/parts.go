@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"io"
+	"time"
 
 	"dsec/internal/edge/driver"
 	"dsec/internal/edge/guest"
@@ -40,6 +41,8 @@ type (
 		Remove(ctx context.Context, id sandbox.ID) error
 		// OOMKills counts the kernel's out-of-memory kills in the user part so far.
 		OOMKills(cg driver.Cgroups) (int64, error)
+		// KillStuck kills the children of aether that have not become a command for that long: aether waits for them.
+		KillStuck(cg driver.Cgroups, age time.Duration) (killed int, err error)
 		Sweeper
 	}
 	// Sweeper is what every part can do besides.

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -201,6 +202,22 @@ func StartTime(pid int) (uint64, error) {
 	}
 	return parseStartTime(data)
 }
+
+// Age is how long ago a process started, to some 10 ms. os.ErrNotExist if there is none.
+func Age(pid int) (time.Duration, error) {
+	start, err := StartTime(pid)
+	if err != nil {
+		return 0, err
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0, fmt.Errorf("read clock: %w", err)
+	}
+	return time.Duration(now.Nano()) - time.Duration(start)*(time.Second/ticksPerSecond), nil
+}
+
+// ticksPerSecond is the kernel's USER_HZ, the same on every machine.
+const ticksPerSecond = 100
 
 // Fields of /proc/<pid>/stat, counted behind the name.
 const (

@@ -3,6 +3,7 @@ package fake
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"dsec/internal/edge/driver"
 	"dsec/internal/rootfs"
@@ -105,3 +106,6 @@ func (c *Cgroups) OOMKills(cg driver.Cgroups) (int64, error) {
 	defer c.h.mu.Unlock()
 	return c.h.oom[cg.V2User], nil
 }
+
+// KillStuck finds nothing: the fake guest forks nothing.
+func (c *Cgroups) KillStuck(driver.Cgroups, time.Duration) (int, error) { return 0, nil }
