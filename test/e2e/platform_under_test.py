@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import functools
 import json
 import os
 import re
@@ -41,26 +42,34 @@ def wait_for(what: str, check: Callable[[], object], seconds: float = 30) -> obj
 
 
 class Platform:
-    def __init__(self, *, env: dict[str, str] | None = None, pool: str = "8g") -> None:
+    def __init__(self, *flags: str, env: dict[str, str] | None = None, pool: str = "8g") -> None:
         word = secrets.token_hex(4)
         self.base = Path(tempfile.mkdtemp(prefix=f"dsec-e2e-{word}-", dir="/var/tmp"))  # a disk: not a tmpfs
         self.data, self.run = self.base / "data", Path(f"/run/dsec-e2e-{word}")
-        self.port, self.pool = free_port(), pool
+        self.port, self.flags = free_port(), ["--pool-size", pool, "--max-sandboxes", "1000", *flags]
+        self.before = host_state()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = self.base / "config.json"
-        self.env = {**os.environ, "DSEC_CONFIG": str(self.config), "DSEC_BIN": str(BIN), **(env or {})}
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT / "sdk/python/src"), "DSEC_CONFIG": str(self.config), "DSEC_BIN": str(BIN), **(env or {})}
         for name in ("DSEC_URL", "DSEC_API_KEY", "DSEC_CONTEXT"):
             self.env.pop(name, None)
         self.up: subprocess.Popen[bytes] | None = None
+        self.code = ""  # of its edge, once it has run
 
     # ---- the daemons
+
+    def __enter__(self) -> Platform:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self, **env: str) -> None:
         """Starts `dsec up` in the foreground, as a child of ours, and waits until it is ready."""
         log = open(self.base / "log", "ab")
         command = [BIN / "dsec", "up", "--data-dir", self.data, "--run-dir", self.run, "--listen", f"127.0.0.1:{self.port}"]
         self.up = subprocess.Popen(
-            [*map(str, command), "--pool-size", self.pool, "--max-sandboxes", "1000"],
+            [*map(str, command), *self.flags],
             env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         log.close()
@@ -75,20 +84,34 @@ class Platform:
 
     def state(self) -> dict[str, object]:
         try:
-            return json.loads((self.data / "up.json").read_text())
+            state = json.loads((self.data / "up.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
+        self.code = state.get("code") or self.code
+        return state
+
+    def names(self) -> tuple[str, ...]:
+        """What the names of all that it makes on the host begin with or hold."""
+        return (str(self.base), str(self.run), *([f"dsec-{self.code}", f"s{self.code}"] if self.code else []))
+
+    def ids_on_host(self) -> set[str]:
+        """Ids of sandboxes that anything on the host is named after: mounts, groups, sockets, directories."""
+        found = re.compile(rf"\bs{self.code}[a-z2-7]{{18}}\b")
+        return {i for line in host_state(str(self.run), str(self.data / "edge" / "uppers")) for i in found.findall(line)}
 
     def log(self) -> str:
         return (self.base / "log").read_text(errors="replace")
 
     def edge_pid(self) -> int | None:
+        """The edge's process. None while there is none."""
         assert self.up is not None
-        for task in Path(f"/proc/{self.up.pid}/task").glob("*/children"):
-            for pid in task.read_text().split():
+        for pid in children(self.up.pid):
+            try:
                 args = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if len(args) > 1 and args[1] == b"edge":
-                    return int(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # ended meanwhile
+            if len(args) > 1 and args[1] == b"edge":
+                return pid
         return None
 
     def kill_edge(self) -> None:
@@ -114,7 +137,23 @@ class Platform:
             if self.up is not None and self.up.poll() is None:
                 self.up.kill()
                 self.up.wait()
-        subprocess.run(["rm", "-rf", "--one-file-system", str(self.base)], check=True)
+            subprocess.run(["rm", "-rf", "--one-file-system", str(self.base)], check=True)
+        self.assert_host_as_before()
+
+    def assert_host_as_before(self) -> None:
+        """Nothing of the platform is left: in CI nothing new at all, elsewhere nothing that bears its names."""
+        ours = () if os.environ.get("CI") else self.names()
+        left: set[str] = set()
+
+        def clean() -> bool:
+            nonlocal left
+            left = {line for line in host_state() - self.before if not ours or any(name in line for name in ours)}
+            return not left
+
+        try:
+            wait_for("the host is as before", clean, 20)
+        except AssertionError as e:
+            raise AssertionError(f"{e}:\n" + "\n".join(sorted(left))) from None
 
     # ---- clients
 
@@ -162,6 +201,17 @@ class Platform:
         return int((self.cgroup(sandbox_id) / "cgroup.procs").read_text().split()[0])
 
 
+def children(pid: int) -> list[int]:
+    """Children of all threads of a process."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, task.read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # the thread ended meanwhile
+    return found
+
+
 def is_zombie(pid: int) -> bool:
     try:
         return re.search(r"^State:\s+[ZX]", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE) is not None
@@ -169,16 +219,14 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-def host_state(*mentions: str) -> set[str]:
-    """What is on the host. With mentions, only the lines that hold one of them."""
-    out = subprocess.run([str(hoststate_program())], capture_output=True, text=True, check=True).stdout
-    lines = {line for line in out.splitlines() if "hoststate" not in line}
-    return {line for line in lines if any(m in line for m in mentions)} if mentions else lines
+def host_state(*dirs: str) -> set[str]:
+    """What is on the host, one line a thing, with the files below dirs."""
+    out = subprocess.run([str(hoststate_program()), *dirs], capture_output=True, text=True, check=True).stdout
+    return {line for line in out.splitlines() if "hoststate" not in line}
 
 
+@functools.cache
 def hoststate_program() -> Path:
     program = ROOT / "build" / "hoststate"
-    if not getattr(hoststate_program, "built", False):
-        subprocess.run(["go", "build", "-o", str(program), "./test/hoststate"], cwd=ROOT, check=True, env={**os.environ, "CGO_ENABLED": "0"})
-        hoststate_program.built = True  # type: ignore[attr-defined]
+    subprocess.run(["go", "build", "-o", str(program), "./test/hoststate"], cwd=ROOT, check=True, env={**os.environ, "CGO_ENABLED": "0"})
     return program
