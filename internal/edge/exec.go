@@ -80,7 +80,7 @@ func (e *Edge) exec(ctx context.Context, in *instance, id string, cmd sandbox.Co
 }
 
 // startPatience is how long a command may take to start before the edge looks whether something holds it up. A fork takes
-// milliseconds; where a machine is merely slow nothing is found that is that old.
+// milliseconds, on a machine that is busy it may take seconds.
 const startPatience = time.Second
 
 // watchStart clears aether's way again and again until stop is called: see Cgroups.KillStuck.

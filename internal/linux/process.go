@@ -193,27 +193,48 @@ func zombieExit(fd, pid int) (Exit, bool) {
 // StartTime is when a process started, in clock ticks since boot: together with its number it names one process for ever.
 // os.ErrNotExist if there is none.
 func StartTime(pid int) (uint64, error) {
+	data, err := readStat(pid)
+	if err != nil {
+		return 0, err
+	}
+	return parseStartTime(data)
+}
+
+// IsHeld reports whether a process that started so long ago, to some 10 ms, is stopped, traced or in a sleep that a signal
+// ends: not whether it waits for a CPU, a disk or a lock of the kernel. os.ErrNotExist if there is none.
+func IsHeld(pid int, age time.Duration) (bool, error) {
+	data, err := readStat(pid)
+	if err != nil {
+		return false, err
+	}
+	return isHeld(data, age)
+}
+
+func isHeld(stat []byte, age time.Duration) (bool, error) {
+	start, err := parseStartTime(stat)
+	if err != nil {
+		return false, err
+	}
+	fields, err := statFields(stat)
+	if err != nil || !bytes.ContainsAny(fields[statState], "STt") {
+		return false, err
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return false, fmt.Errorf("read clock: %w", err)
+	}
+	return time.Duration(now.Nano())-time.Duration(start)*(time.Second/ticksPerSecond) >= age, nil
+}
+
+func readStat(pid int) ([]byte, error) {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if errors.Is(err, unix.ESRCH) {
 		err = os.ErrNotExist
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read start time of process %d: %w", pid, err)
+		return nil, fmt.Errorf("read state of process %d: %w", pid, err)
 	}
-	return parseStartTime(data)
-}
-
-// Age is how long ago a process started, to some 10 ms. os.ErrNotExist if there is none.
-func Age(pid int) (time.Duration, error) {
-	start, err := StartTime(pid)
-	if err != nil {
-		return 0, err
-	}
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
-		return 0, fmt.Errorf("read clock: %w", err)
-	}
-	return time.Duration(now.Nano()) - time.Duration(start)*(time.Second/ticksPerSecond), nil
+	return data, nil
 }
 
 // ticksPerSecond is the kernel's USER_HZ, the same on every machine.

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
+	"time"
 )
 
 func TestStartTimeOfThisProcess(t *testing.T) {
@@ -99,5 +101,44 @@ func TestCloseEndsWaiting(t *testing.T) {
 	}
 	if _, err := OpenProcess(1 << 30); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("open of no process: %v", err)
+	}
+}
+
+func TestIsHeld(t *testing.T) {
+	start := func(script string) int {
+		cmd := exec.Command("/bin/sh", "-c", script)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		return cmd.Process.Pid
+	}
+	stopped, spinning := start("kill -STOP $$"), start("while :; do :; done")
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		held, err := IsHeld(stopped, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if held {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("a stopped process is not held")
+		}
+	}
+	if held, err := IsHeld(stopped, time.Hour); held || err != nil {
+		t.Errorf("of an hour's age: %v, %v", held, err)
+	}
+	if held, err := IsHeld(spinning, 0); held || err != nil {
+		t.Errorf("one that runs or wants to: %v, %v", held, err)
+	}
+	if _, err := IsHeld(1<<30, 0); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("none: %v", err)
+	}
+	for state, want := range map[string]bool{"R": false, "D": false, "Z": false, "S": true, "T": true, "t": true} {
+		stat := "7 (x) " + state + strings.Repeat(" 1", 30)
+		if held, err := isHeld([]byte(stat), 0); held != want || err != nil {
+			t.Errorf("state %s: %v, %v", state, held, err)
+		}
 	}
 }

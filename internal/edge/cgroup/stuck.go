@@ -15,7 +15,8 @@ import (
 // KillStuck kills the children of aether that have not become a command for that long, and says how many. aether's thread
 // waits within its fork until the child has executed, so that one child stopped there by a signal from the sandbox (root
 // inside may send it), or waiting for somebody's lease on the program, stops aether. Until it executes, such a child runs
-// aether's program in a command's group, which nothing else does for long.
+// aether's program in a command's group, which nothing else does for long. One that only waits for a CPU or a disk, be it
+// for seconds, is spared.
 func (t *Tree) KillStuck(cg driver.Cgroups, age time.Duration) (killed int, err error) {
 	program, err := programOf(cg.V2Aether)
 	if program == nil || err != nil {
@@ -28,8 +29,8 @@ func (t *Tree) KillStuck(cg driver.Cgroups, age time.Duration) (killed int, err 
 		}
 		for _, pid := range pids {
 			err := linux.KillIf(pid, func() bool {
-				old, err := linux.Age(pid)
-				stuck := err == nil && old >= age && runs(pid, program)
+				held, err := linux.IsHeld(pid, age)
+				stuck := err == nil && held && runs(pid, program)
 				if stuck {
 					killed++
 				}
