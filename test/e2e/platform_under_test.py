@@ -104,8 +104,7 @@ class Platform:
 
     def edge_pid(self) -> int | None:
         """The edge's process. None while there is none."""
-        assert self.up is not None
-        for pid in children(self.up.pid):
+        for pid in children(self.up.pid) if self.up is not None else ():
             try:
                 args = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except (FileNotFoundError, ProcessLookupError):
@@ -123,6 +122,7 @@ class Platform:
         edge = self.edge_pid()
         self.up.kill()
         self.up.wait()
+        self.up = None
         if edge is not None:  # it notices that its parent is gone
             wait_for("the edge has ended", lambda: not Path(f"/proc/{edge}/exe").exists() or is_zombie(edge))
 
