@@ -97,6 +97,36 @@ func TestCancelByKeyWhileCreating(t *testing.T) {
 	wantReason(t, err, "create_canceled")
 }
 
+// The sandbox becomes ready while its create is cancelled: what waits for the cancel waits for the end of the sandbox.
+func TestCancelByKeyOfWhatBecomesReady(t *testing.T) {
+	p := start(t, nil)
+	p.publish("base", "base:latest", "")
+	arrived, release := hold(p)
+	late := sync.OnceFunc(func() { close(release) })
+	p.edges[0].Set(func(h *edgetest.Hooks) {
+		h.Delete = func(context.Context, sandbox.ID) error {
+			defer late()
+			if len(p.edges[0].Deletes()) == 1 {
+				return sandbox.Errorf(sandbox.Unavailable, "busy", "the first delete is lost")
+			}
+			return nil
+		}
+	})
+	failed := make(chan error)
+	go func() {
+		_, err := p.create(&dsecv1.SandboxSpec{Image: "base"}, "k")
+		failed <- err
+	}()
+	<-arrived
+	_, err := p.sandboxes().DeleteSandbox(t.Context(), connect.NewRequest(&dsecv1.DeleteSandboxRequest{IdempotencyKey: "k", Wait: true}))
+	ok(t, err)
+	wantReason(t, <-failed, "create_canceled")
+	deletes := p.edges[0].Deletes()
+	if n := len(deletes); n < 2 || !deletes[n-1].GetWait() {
+		t.Errorf("%d deletes, and the last did not wait until nothing is left", n)
+	}
+}
+
 // A retry on another connection keeps the create alive when the first connection is found to be gone.
 func TestRetryJoinsAndOutlivesTheFirst(t *testing.T) {
 	p := start(t, nil)

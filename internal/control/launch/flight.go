@@ -217,7 +217,7 @@ func (l *Launcher) ask(f *flight, code sandbox.EdgeCode, id sandbox.ID) (*edgev1
 	hurried := make(chan struct{})
 	stop := context.AfterFunc(f.ctx, func() {
 		defer close(hurried)
-		_ = l.recall(e, f, id) // the rollback does it again and looks at the result
+		_ = l.recall(e, f, id, false) // the rollback does it again and looks at the result
 	})
 	defer func() {
 		if !stop() {
@@ -232,19 +232,19 @@ func (l *Launcher) ask(f *flight, code sandbox.EdgeCode, id sandbox.ID) (*edgev1
 	})
 }
 
-// recall asks the edge once to delete what a flight may have made.
-func (l *Launcher) recall(e Edge, f *flight, id sandbox.ID) error {
+// recall asks the edge once to delete what a flight may have made; with wait it returns when nothing is left.
+func (l *Launcher) recall(e Edge, f *flight, id sandbox.ID, wait bool) error {
 	ctx, cancel := context.WithTimeout(l.ctx, rollbackCall)
 	defer cancel()
 	signed, err := l.o.Grants.Grant(f.request.Caller, id.Edge())
 	if err != nil {
 		return err
 	}
-	_, err = e.DeleteSandbox(ctx, signed, &edgev1.DeleteSandboxRequest{Id: string(id), ReasonCode: sandbox.ReasonCanceled})
+	_, err = e.DeleteSandbox(ctx, signed, &edgev1.DeleteSandboxRequest{Id: string(id), Wait: wait, ReasonCode: sandbox.ReasonCanceled})
 	return err
 }
 
-// rollBack deletes what may be there until the edge confirms.
+// rollBack deletes what may be there until the edge confirms that nothing is left: a delete by key waits for that.
 func (l *Launcher) rollBack(f *flight, id sandbox.ID) {
 	defer l.finish(f)
 	e, err := l.edge(id.Edge())
@@ -254,7 +254,7 @@ func (l *Launcher) rollBack(f *flight, id sandbox.ID) {
 	until := time.NewTimer(rollbackFor)
 	defer until.Stop()
 	for pause := rollbackWait; ; pause = min(2*pause, 2*time.Second) {
-		err := l.recall(e, f, id)
+		err := l.recall(e, f, id, true)
 		if err == nil || sandbox.ClassOf(err) == sandbox.NotFound {
 			return
 		}
