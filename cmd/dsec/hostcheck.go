@@ -45,6 +45,8 @@ func checkHost(ctx context.Context) []finding {
 	defer cancel()
 	t := &trial{log: slog.New(slog.DiscardHandler), code: sandbox.NewEdgeCode()}
 	if err := t.prepare(); err != nil {
+		_ = os.RemoveAll(t.dir)
+		_ = os.Remove(t.runDir) // nothing is mounted there
 		return []finding{tried("host", "", err)}
 	}
 	findings := slices.Concat(t.groups(ctx), []finding{t.upper(ctx), t.network(ctx), t.layers(ctx)}, t.container(ctx))
