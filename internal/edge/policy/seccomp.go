@@ -52,6 +52,7 @@ const (
 
 	ErrnoPerm  = errno | 1  // EPERM: known and refused
 	ErrnoNosys = errno | 38 // ENOSYS: not known here
+	ErrnoProto = errno | 93 // EPROTONOSUPPORT: what it says of such a protocol
 	ErrnoAfnos = errno | 97 // EAFNOSUPPORT: what socket() says of a family that is not there
 )
 
@@ -83,6 +84,8 @@ const (
 	sockTypeMask, sockPacket           = 0xf, 10
 	netlinkRoute                       = 0
 
+	protoAny, protoICMP, protoTCP, protoUDP, protoICMP6 = 0, 1, 6, 17, 58
+
 	// CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}, and NEWTIME, which is a signal number to clone but a flag to unshare.
 	namespaceFlags = 0x7e020000
 	newTime        = 0x80
@@ -99,12 +102,7 @@ func equal(arg int, values ...uint32) []Clause {
 // conditional are the calls whose arguments decide.
 func conditional() map[string]Rule {
 	return map[string]Rule{
-		// No AF_VSOCK (it reaches the hypervisor's host from any namespace), no AF_ALG, no AF_PACKET: also not by its old
-		// spelling, SOCK_PACKET of AF_INET. Netlink is for routes only.
-		"socket": {Otherwise: ErrnoAfnos, Clauses: append([]Clause{
-			{When: []Match{{1, sockTypeMask, sockPacket}}, Then: ErrnoPerm},
-			{When: []Match{{0, all32, afNetlink}, {2, all32, netlinkRoute}}, Then: Allow},
-		}, equal(0, afUnix, afInet, afInet6)...)},
+		"socket":     {Otherwise: ErrnoAfnos, Clauses: socketClauses()},
 		"socketpair": {Otherwise: ErrnoAfnos, Clauses: equal(0, afUnix)},
 		"clone":      {Otherwise: ErrnoPerm, Clauses: []Clause{{When: []Match{{0, namespaceFlags, 0}}, Then: Allow}}},
 		"unshare":    {Otherwise: ErrnoPerm, Clauses: []Clause{{When: []Match{{0, namespaceFlags | newTime, 0}}, Then: Allow}}},
@@ -113,6 +111,24 @@ func conditional() map[string]Rule {
 			0, 8, 0x20000, 0x20008, 0xffffffff)}, // PER_LINUX, PER_LINUX32, with UNAME26, and the query
 		"ioctl": {Otherwise: Allow, Clauses: refusedIoctls()},
 	}
+}
+
+// socketClauses: no AF_VSOCK (it reaches the hypervisor's host from any namespace), no AF_ALG, no AF_PACKET: also not by its
+// old spelling, SOCK_PACKET of AF_INET. Netlink is for routes only. Of the internet's protocols those that everybody
+// needs: asking for another (SCTP, DCCP, L2TP, SMC) makes the host's kernel load its module.
+func socketClauses() []Clause {
+	cs := []Clause{
+		{When: []Match{{1, sockTypeMask, sockPacket}}, Then: ErrnoPerm},
+		{When: []Match{{0, all32, afNetlink}, {2, all32, netlinkRoute}}, Then: Allow},
+		{When: []Match{{0, all32, afUnix}}, Then: Allow},
+	}
+	for _, family := range []uint32{afInet, afInet6} {
+		for _, protocol := range []uint32{protoAny, protoTCP, protoUDP, protoICMP, protoICMP6} {
+			cs = append(cs, Clause{When: []Match{{0, all32, family}, {2, all32, protocol}}, Then: Allow})
+		}
+		cs = append(cs, Clause{When: []Match{{0, all32, family}}, Then: ErrnoProto})
+	}
+	return cs
 }
 
 // refusedIoctls push input into terminals, exchange the extents of files behind the back of layers and quota, or manage
