@@ -18,6 +18,7 @@ import (
 	"dsec/internal/control/iam"
 	"dsec/internal/control/store"
 	imagestore "dsec/internal/image/store"
+	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
@@ -49,9 +50,17 @@ func openControl(ctx context.Context, o *upOptions, log *slog.Logger) (_ *contro
 	}
 	p.control, err = control.New(ctx, control.Options{
 		Store: p.rows, Images: control.Images{Store: p.images}, Version: version, Log: log,
-		Edges: []control.Edge{control.UnixEdge(p.code, o.edgeSocket(), o.bytesSocket())},
+		Edges: []control.Edge{localEdge(p.code, o.edgeSocket(), o.bytesSocket())},
 	})
 	return p, err
+}
+
+// localEdge is an edge of this machine, by the paths of its two sockets.
+func localEdge(code sandbox.EdgeCode, rpc, bytes string) control.Edge {
+	dial := func(path string) func(context.Context) (net.Conn, error) {
+		return func(ctx context.Context) (net.Conn, error) { return linux.DialUnix(ctx, path) }
+	}
+	return control.Edge{Code: code, Address: "unix://" + rpc, Dial: dial(rpc), DialBytes: dial(bytes)}
 }
 
 // edgeCode is the code of this machine's edge: made once, never reused.

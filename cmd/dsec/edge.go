@@ -216,7 +216,7 @@ func listenUnix(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("removing the last edge's socket: %w", err)
 	}
-	l, err := net.Listen("unix", path)
+	l, err := linux.ListenUnix(path)
 	if err != nil {
 		return nil, fmt.Errorf("listening: %w", err)
 	}

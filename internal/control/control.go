@@ -36,14 +36,6 @@ type Edge struct {
 	DialBytes func(context.Context) (net.Conn, error)
 }
 
-// UnixEdge is an edge of this machine, by the paths of its two sockets.
-func UnixEdge(code sandbox.EdgeCode, rpc, bytes string) Edge {
-	dial := func(path string) func(context.Context) (net.Conn, error) {
-		return func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) }
-	}
-	return Edge{Code: code, Address: "unix://" + rpc, Dial: dial(rpc), DialBytes: dial(bytes)}
-}
-
 // Options of a Control. Store and Images stay the caller's: Close does not close them. Zero values of the rest mean defaults.
 type Options struct {
 	Store   store.Store
