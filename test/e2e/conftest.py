@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ ALLOWED_SKIPS: dict[str, str] = {}  # node id -> reason; any other skip fails th
 def pytest_sessionstart(session: pytest.Session) -> None:
     if os.geteuid() != 0:
         pytest.exit("the end-to-end tests need root: sandboxes do", returncode=4)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a time-out ends the platforms in order, too
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -33,13 +35,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def platform() -> Iterator[Platform]:
     """One platform for all tests that leave it as they found it."""
-    p = Platform()
-    try:
+    with Platform() as p:
         p.start()
         p.make_environments()
         yield p
-    finally:
-        p.stop()
 
 
 @pytest.fixture

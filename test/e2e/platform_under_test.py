@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import functools
+import http.client
 import json
 import os
 import re
@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from libdsec import DSecClient
@@ -104,7 +105,8 @@ class Platform:
 
     def edge_pid(self) -> int | None:
         """The edge's process. None while there is none."""
-        for pid in children(self.up.pid) if self.up is not None else ():
+        up = self.up  # another thread may set it
+        for pid in children(up.pid) if up is not None else ():
             try:
                 args = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except (FileNotFoundError, ProcessLookupError):
@@ -127,17 +129,17 @@ class Platform:
             wait_for("the edge has ended", lambda: not Path(f"/proc/{edge}/exe").exists() or is_zombie(edge))
 
     def stop(self) -> None:
-        """Ends the platform in order and removes its data. Works also where it was killed."""
+        """Ends the platform in order and removes its data. Works also where it was killed. What cannot be ended stays to be seen."""
         try:
             done = self.dsec("down", "--purge", "--data-dir", self.data, "--run-dir", self.run, check=False, timeout=120)
-            assert done.returncode == 0, done.stderr + self.log()[-3000:]
+            assert done.returncode == 0, f"{done.stderr}{self.log()[-3000:]}\nit is left in {self.base} and {self.run}"
             if self.up is not None:
                 assert self.up.wait(10) == 0, self.log()[-3000:]
         finally:
             if self.up is not None and self.up.poll() is None:
                 self.up.kill()
                 self.up.wait()
-            subprocess.run(["rm", "-rf", "--one-file-system", str(self.base)], check=True)
+        subprocess.run(["rm", "-rf", "--one-file-system", str(self.base)], check=True)
         self.assert_host_as_before()
 
     def assert_host_as_before(self) -> None:
@@ -202,13 +204,12 @@ class Platform:
 
 
 def children(pid: int) -> list[int]:
-    """Children of all threads of a process."""
+    """Children of all threads of a process; none if it has ended."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, task.read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # the thread ended meanwhile
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
     return found
 
 

@@ -138,6 +138,7 @@ def lasting() -> Iterator[Lasting]:
         yield made
 
 
+@pytest.mark.long  # test_kill.py passes the points of a create more quickly
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at(lasting: Lasting, point: str) -> None:
     p = lasting.platform
