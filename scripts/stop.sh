@@ -3,9 +3,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" != 0 ]; then exec sudo -E "$0" "$@"; fi
-if [ ! -x bin/dsec ]; then
-  echo "nothing to stop: bin/dsec is not built"
+dsec=${DSEC_BIN:-bin}/dsec
+if [ ! -x "$dsec" ]; then
+  echo "nothing to stop: $dsec is not built"
   exit 0
 fi
 rm -f build/demo-passed
-exec bin/dsec down --purge
+exec "$dsec" down --purge
