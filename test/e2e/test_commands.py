@@ -24,6 +24,27 @@ async def test_output_is_exact(new_sandbox):
         assert sha256(r.stdout_bytes).digest() == sha256(b"".join(b"%d\n" % i for i in range(1, 2000001))).digest()
 
 
+async def test_one_long_line(new_sandbox):
+    """10 MB without a newline, on both streams at once."""
+    size = 10 << 20
+    async with new_sandbox() as s:
+        r = await s.run_shell(f"head -c {size} /dev/zero | tr '\\0' o & head -c {size} /dev/zero | tr '\\0' e >&2; wait")
+        assert r.stdout_bytes == b"o" * size
+        assert r.stderr_bytes == b"e" * size
+
+
+async def test_output_over_what_is_kept(new_sandbox):
+    """A command that writes without end is not told so: its head and its tail are kept, and how much there was."""
+    async with new_sandbox() as s:
+        r = await s.run_shell("echo first; head -c 100000000 /dev/zero; echo last")
+        assert r.exit_code == 0
+        assert r.stdout_truncated
+        assert r.stdout_size == 100000000 + len("first\nlast\n")
+        assert len(r.stdout_bytes) <= 64 << 20
+        assert r.stdout_bytes.startswith(b"first\n\0")
+        assert r.stdout_bytes.endswith(b"\0last\n")
+
+
 async def test_argv_is_data(new_sandbox):
     async with new_sandbox() as s:
         r = await s.exec(["printf", "%s|", "a b", "$HOME", "", "*", "'\""])
@@ -84,13 +105,20 @@ async def test_stdin_by_default_and_broken(new_sandbox):
         assert (await s.run_shell("exec 0<&-; sleep 0.5", stdin=os.urandom(4 << 20))).stdin_broken
 
 
-@pytest.mark.parametrize("size", [1 << 20, 16 << 20 - 1])
+@pytest.mark.parametrize("size", [1 << 20, 16 << 20])
 async def test_long_script(new_sandbox, size):
-    line = ": ................................................................................\n"
-    script = line * min(size // len(line), (16 << 20) // len(line) - 2) + "echo $0 $#; exit 3\n"
+    end = "echo $0 $#; exit 3\n"
+    line = ":" + " ." * 4000 + "\n"
+    script = line * ((size - len(end)) // len(line))
+    script += "#" * (size - len(end) - len(script) - 1) + "\n" + end
+    assert len(script) == size
     async with new_sandbox() as s:
         r = await s.run_shell(script)
         assert (r.stdout, r.exit_code) == ("bash 0\n", 3)
+        if size == 16 << 20:
+            with pytest.raises(DSecError) as e:
+                await s.run_shell(script + "#")
+            assert (e.value.code, e.value.reason) == ("invalid_argument", "script_too_long"), str(e.value)
 
 
 async def test_user_cwd_and_environment(new_sandbox):
@@ -123,6 +151,19 @@ async def test_refused_command(new_sandbox, how, reason):
             await s.exec(how.pop("argv"), **how)
         assert e.value.reason == reason, str(e.value)
         assert (await s.exec(["true"])).exit_code == 0
+
+
+async def test_file_errors_are_typed(new_sandbox):
+    async with new_sandbox() as s:
+        for path, code in (("/no/such/dir/file", "not_found"), ("/etc", "failed_precondition"), ("/etc/\0", "invalid_argument")):
+            for attempt in (s.read_file, lambda path: s.write_file(path, b"x")):
+                with pytest.raises(DSecError) as e:
+                    await attempt(path)
+                assert e.value.code == code, (path, str(e.value))
+        with pytest.raises(DSecError) as e:
+            await s.write_file("/etc/passwd", b"x", user="nobody")
+        assert e.value.code == "permission_denied", str(e.value)
+        assert (await s.read_file("/etc/passwd")).startswith(b"root:")
 
 
 async def test_oom_is_reported(new_sandbox):
