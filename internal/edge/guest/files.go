@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"sync"
 	"time"
 
@@ -95,7 +96,7 @@ func (f *fileTransfer) message(t wire.Type, payload []byte) error {
 		if err := decode(payload, m); err != nil {
 			return err
 		}
-		if m.Size > maxOffset || m.Length > m.Size {
+		if m.Size > math.MaxInt64 || m.Length > m.Size { // a file of holes can be as large as the kernel allows
 			return violation("a file of impossible size")
 		}
 		f.info = m

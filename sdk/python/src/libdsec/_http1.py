@@ -85,7 +85,7 @@ def _frame(status: int, headers: dict[str, str], is_11: bool) -> Head:
             raise ProtocolError("a body whose end cannot be told")
         return Head(status, headers, None, True, keep_alive)
     if raw is not None:
-        if not (raw.isascii() and raw.isdigit()) or len(raw) > 18:
+        if not (raw.isascii() and raw.isdigit()) or len(raw) > 19:
             raise ProtocolError("invalid content length")
         length = int(raw)
     return Head(status, headers, length, False, keep_alive and length is not None)
