@@ -97,11 +97,11 @@ def test_memory_of_files(new_box) -> None:
 def test_files_in_memory_are_not_aethers(new_box) -> None:
     """What aether wrote there would be charged to it until it is killed, also behind a link."""
     with new_box() as box:
-        box.out("ln -s /dev/shm/x /tmp/result; ln -s /dev/shm /tmp/dir")
+        box.out("touch /dev/shm/x; ln -s /dev/shm/x /tmp/result; ln -s /dev/shm /tmp/dir")
         for path in ("/dev/shm/big", "/tmp/result", "/tmp/dir/big"):
             for _ in range(3):
                 assert reason(lambda: box.sandbox.write_file(path, bytes(32 << 20))) == "invalid_request"
-        assert box.out("ls -A /dev/shm") == ""
+        assert box.out("ls -A /dev/shm; stat -c %s /dev/shm/x") == "x\n0"
         box.sandbox.write_file("/tmp/big", bytes(200 << 20))  # far more than aether's memory, on a disk
         assert box.out("stat -c %s /tmp/big") == str(200 << 20)
         box.assert_well()

@@ -74,7 +74,6 @@ EXHAUST = {
     "inotify instances": "import ctypes; l = ctypes.CDLL(None)\nwhile l.inotify_init1(0) >= 0: n += 1",
     "terminals": "import os\ntry:\n  while True: os.openpty(); n += 1\nexcept OSError: pass",
     "files": "import os\ntry:\n  while True: os.open('/etc/passwd', os.O_RDONLY); n += 1\nexcept OSError: pass",
-    "locks": "import fcntl\nf = open('/tmp/locks', 'w')\ntry:\n  while n < 200000: fcntl.lockf(f, fcntl.LOCK_EX, 1, 2 * n); n += 1\nexcept OSError: pass",
     "signals": "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [40])\nimport ctypes; l = ctypes.CDLL(None)\nwhile l.sigqueue(os.getpid(), 40, 0) == 0: n += 1",
     "pipes": "import os, fcntl\ntry:\n  while True:\n    r, w = os.pipe(); fcntl.fcntl(w, 1031, 1 << 20); n += 1\nexcept OSError: pass",
 }
