@@ -87,6 +87,7 @@ func runEdge(ctx context.Context, c *console, o *edgeOptions, log *slog.Logger) 
 			pipe.Close()
 		}()
 	}
+	relaxTimers(log)
 	release, err := waitForLock(ctx, filepath.Join(o.edgeDir(), "lock"))
 	if err != nil {
 		return err

@@ -46,6 +46,9 @@ func TestRootRealAether(t *testing.T) {
 	if got := sh("one", "id -u; hostname; grep CapEff /proc/self/status"); got != "0\nbox\nCapEff:\t00000000a80405fb\n" {
 		t.Errorf("a command: %q", got)
 	}
+	if got := sh("slack", "cat /proc/$$/timerslack_ns"); got != "50000\n" {
+		t.Errorf("timers of a command may be late by %q ns", got)
+	}
 	for name, want := range hostile {
 		if !strings.Contains(name, "pid 1") {
 			continue

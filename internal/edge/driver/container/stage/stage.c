@@ -357,6 +357,9 @@ __attribute__((noreturn)) static void become_aether(void)
 	if (n != 1)
 		_exit(1); /* the edge is gone and has no record of us */
 	step(STEP_EXEC);
+	/* The Go runtime's monitor sleeps for 20 us again and again while anything runs. With a slack of 0.5 ms it does so
+	 * a seventh as often: an exec costs aether a third less CPU time. aether gives commands the usual slack. */
+	prctl(PR_SET_TIMERSLACK, 500000UL, 0, 0, 0);
 	/* One processor from the start: the Go runtime makes room for each, 110 KiB of it, before aether can say so. */
 	char *argv[] = {"aether", NULL}, *envp[] = {"GOMAXPROCS=1", NULL};
 	syscall(SYS_execveat, FD_KEEP + 1, "", argv, envp, AT_EMPTY_PATH);
