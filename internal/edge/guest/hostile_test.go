@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -168,6 +169,7 @@ func TestBadGreetings(t *testing.T) {
 	for name, known := range map[string][]*aetherv1.CommandStatus{
 		"a path":   {{CommandId: "../../etc/passwd"}},
 		"empty":    {{}},
+		"twice":    {{CommandId: "a"}, {CommandId: "b"}, {CommandId: "a"}},
 		"too many": make([]*aetherv1.CommandStatus, maxKnown+1),
 	} {
 		for i := range known {
@@ -178,6 +180,39 @@ func TestBadGreetings(t *testing.T) {
 		_, err := hostile(t, known, nil)
 		if sandbox.ReasonOf(err) != "guest_protocol" || !errors.Is(err, wire.ErrProtocol) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Bytes that are no frames, instead of a greeting: an answer within the caller's time, and nothing kept of them.
+func TestWhatIsNoGreeting(t *testing.T) {
+	huge := []byte{0xff, 0xff, 0xff, 0x7f, 16, 0, 0, 0, 0, 0, 0, 0} // announces 2 GiB
+	for name, bytes := range map[string][]byte{
+		"nothing": nil, "half a header": make([]byte, wire.HeaderLen/2), "zeros": make([]byte, 4096),
+		"http": []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), "huge frame": huge,
+	} {
+		for _, hangUp := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, hanging up %v", name, hangUp), func(t *testing.T) {
+				var wg sync.WaitGroup
+				dial := func(context.Context) (net.Conn, error) {
+					a, b := net.Pipe()
+					wg.Go(func() {
+						_, _ = b.Write(bytes) // the edge may hang up first
+						if !hangUp {
+							_, _ = io.Copy(io.Discard, b) // until the edge does
+						}
+						b.Close()
+					})
+					return a, nil
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+				defer cancel()
+				_, err := Connect(ctx, Options{ID: "hostile", Key: make([]byte, 32), Dial: dial, OutputDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+				if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, wire.ErrProtocol) {
+					t.Error(err)
+				}
+				wg.Wait() // every connection was closed
+			})
 		}
 	}
 }

@@ -167,10 +167,12 @@ func (l *link) greeting(t wire.Type, payload []byte) error {
 	if m.Version != version || len(m.Commands) > maxKnown {
 		return violation("greeting with a version or length that was not offered")
 	}
+	seen := make(map[string]bool, len(m.Commands))
 	for _, k := range m.Commands {
-		if !sandbox.ValidCommandID(k.CommandId) {
+		if !sandbox.ValidCommandID(k.CommandId) || seen[k.CommandId] { // twice, it would count as running for ever
 			return violation("greeting with an invalid command id")
 		}
+		seen[k.CommandId] = true
 	}
 	l.greeted = true
 	l.greet <- helloAnswer{commands: m.Commands}
