@@ -68,7 +68,7 @@ test-e2e: build venv ## through the SDK and real daemons; 8 min
 	DSEC_BIN=$(CURDIR)/$(BIN) $(VENV)/bin/python -m pytest -q test/e2e test/hostile -m "not long"
 
 test-long: build venv ## what does not fit the budgets: soak, churn, all kill points, fuzzing
-	DSEC_BIN=$(CURDIR)/$(BIN) $(VENV)/bin/python -m pytest -q test/e2e
+	DSEC_BIN=$(CURDIR)/$(BIN) $(VENV)/bin/python -m pytest -q test/e2e test/hostile
 	$(MAKE) fuzz
 
 FUZZTIME ?= 60s
