@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -222,9 +223,11 @@ func TestRootImageWithLinksForMountPoints(t *testing.T) {
 	}
 }
 
-// Links in /etc stay inside, and are skipped if they lead nowhere.
+// Links in /etc stay inside, and are skipped if they lead nowhere; but not because others rename meanwhile, when the kernel
+// cannot follow "..".
 func TestRootImageWithLinksInEtc(t *testing.T) {
 	b := newBench(t)
+	defer renaming(t)()
 	layer := tempDir(t)
 	must(t, os.MkdirAll(filepath.Join(layer, "etc"), 0o755))
 	must(t, os.MkdirAll(filepath.Join(layer, "run"), 0o755))
@@ -238,6 +241,29 @@ func TestRootImageWithLinksInEtc(t *testing.T) {
 	if got := b.ask(h, request{Probe: "sh:cat /etc/resolv.conf; cat /run/resolv.conf; grep -c box /etc/hosts", Command: true}); got != "1\n" {
 		t.Errorf("files in /etc: %q, want the sandbox's own", got)
 	}
+}
+
+// renaming renames a directory again and again until stop is called.
+func renaming(t *testing.T) (stop func()) {
+	dir, end := tempDir(t), make(chan struct{})
+	must(t, os.Mkdir(filepath.Join(dir, "a"), 0o755))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			for _, names := range [][2]string{{"a", "b"}, {"b", "a"}} {
+				if err := os.Rename(filepath.Join(dir, names[0]), filepath.Join(dir, names[1])); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+			select {
+			case <-end:
+				return
+			default:
+			}
+		}
+	})
+	return func() { close(end); wg.Wait() }
 }
 
 // A sandbox without anything in it, not even /etc, starts, and its upper stays empty.

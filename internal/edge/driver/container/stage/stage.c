@@ -190,11 +190,16 @@ static int move_mount(int fd, int dir, const char *path, unsigned flags)
 	return (int)syscall(SYS_move_mount, fd, "", dir, path, FROM_FD | flags);
 }
 
-/* Opens a place in the sandbox's root, whatever links the image put there: nothing leads outside. */
+/* Opens a place in the sandbox's root, whatever links the image put there: nothing leads outside. At "..", if anybody on
+ * the machine mounts or renames meanwhile, the kernel cannot be sure and says EAGAIN. */
 static int open_in_root(const char *path, uint64_t resolve, uint64_t flags)
 {
 	struct open_how how = {.flags = O_PATH | O_CLOEXEC | flags, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | resolve};
-	return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+	int fd;
+	do
+		fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+	while (fd < 0 && (errno == EAGAIN || errno == EINTR));
+	return fd;
 }
 
 static void attach_root(void)
