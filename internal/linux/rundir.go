@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -24,7 +25,12 @@ func MountRunDir(dir string) error {
 			return nil
 		}
 	}
-	fd, err := FSMount("tmpfs", []FSOption{{Key: "mode", Value: "0700"}, {Key: "size", Value: "1g"}}, MountNoSUID|MountNoDev)
+	options := []FSOption{{Key: "mode", Value: "0700"}, {Key: "size", Value: "1g"}}
+	// Huge pages for programs in it; not every kernel has them.
+	fd, err := FSMount("tmpfs", append(options, FSOption{Key: "huge", Value: "within_size"}), MountNoSUID|MountNoDev)
+	if errors.Is(err, unix.EINVAL) {
+		fd, err = FSMount("tmpfs", options, MountNoSUID|MountNoDev)
+	}
 	if err != nil {
 		return err
 	}

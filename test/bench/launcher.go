@@ -8,11 +8,10 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"dsec/internal/edge/driver/container/launchbench"
 	"dsec/internal/edge/guest"
 	"dsec/internal/edge/upper"
+	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
@@ -60,18 +59,13 @@ func (s *session) launchOptions(ctx context.Context, lowers []string) (launchben
 		Dir: filepath.Join(s.dir, "launch"), RunDir: filepath.Join(s.runDir, "l"), Stage: filepath.Join(s.bin, "stage"),
 		Aether: filepath.Join(s.bin, "aether"), Lowers: lowers,
 	}
-	for _, dir := range []string{o.Dir, o.RunDir} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return o, err
-		}
+	if err := os.Mkdir(o.Dir, 0o755); err != nil {
+		return o, err
 	}
-	if err := unix.Mount("bench", o.RunDir, "tmpfs", 0, "mode=755"); err != nil {
-		return o, fmt.Errorf("mount tmpfs: %w", err)
+	if err := linux.MountRunDir(o.RunDir); err != nil {
+		return o, err
 	}
-	s.later(func() error { return unix.Unmount(o.RunDir, unix.MNT_DETACH) })
-	if err := unix.Mount("", o.RunDir, "", unix.MS_PRIVATE, ""); err != nil {
-		return o, fmt.Errorf("make the mount private: %w", err)
-	}
+	s.later(func() error { return linux.UnmountRunDir(o.RunDir) })
 	pool, err := upper.Open(ctx, upper.Options{DataDir: o.Dir, Bytes: 8 << 30})
 	if err != nil {
 		return o, err

@@ -196,6 +196,14 @@ func copyFile(from, to string, mode os.FileMode) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(out, in)
+	// In its full length first: only then does the tmpfs put it into huge pages, by which each start of aether costs 0.5 ms
+	// of CPU time less.
+	info, err := in.Stat()
+	if err == nil {
+		err = out.Truncate(info.Size())
+	}
+	if err == nil {
+		_, err = io.Copy(out, in)
+	}
 	return errors.Join(err, out.Chmod(mode), out.Close())
 }
