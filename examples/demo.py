@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -122,8 +123,8 @@ async def published_session() -> None:
     await client.close()
 
 
-async def rollout(sandbox, index: int, clock: Clock) -> tuple[Outcome, Outcome]:
-    """What one sandbox of the burst does."""
+async def rollout(sandbox, index: int, clock: Clock, turns: asyncio.Semaphore) -> tuple[Outcome, Outcome]:
+    """What one sandbox of the burst does. The heavy part waits for its turn."""
 
     async def timed(name, awaitable):
         start = time.perf_counter()
@@ -136,10 +137,12 @@ async def rollout(sandbox, index: int, clock: Clock) -> tuple[Outcome, Outcome]:
     if tool.exit_code != 0 or int(tool.stdout) < 10:
         raise SystemExit(f"demo: the toolkit's rg said {tool!r}")
     shell = f"cd /{PROJECT} && {PYTEST} 2>&1"
-    first = await timed("tests", sandbox.run_shell(shell, timeout=600))
+    async with turns:
+        first = await timed("tests", sandbox.run_shell(shell, timeout=600))
     text = (await timed("read file", sandbox.read_file(f"/{PROJECT}/{edit[0]}"))).decode()
     await timed("write file", sandbox.write_file(f"/{PROJECT}/{edit[0]}", edited(text, edit)))
-    second = await timed("tests after the edit", sandbox.run_shell(shell, timeout=600))
+    async with turns:
+        second = await timed("tests after the edit", sandbox.run_shell(shell, timeout=600))
     await timed("stop", sandbox.stop())
     return outcome(first.exit_code, first.stdout), outcome(second.exit_code, second.stdout)
 
@@ -152,36 +155,40 @@ def print_difference(when: str, local: Outcome, there: Outcome) -> None:
         print(f"      {'only here' if test in local.failed else 'only in the sandbox'}: {test}")
 
 
-async def burst(count: int, before: Outcome, after: list[Outcome]) -> int:
+async def burst(count: int, at_once: int, before: Outcome, after: list[Outcome]) -> int:
     """Returns how many sandboxes differ from the local run."""
-    clock, wrong, done = Clock(), 0, 0
+    clock, turns, wrong, done = Clock(), asyncio.Semaphore(at_once), 0, 0
     args = DSecContainerRunArgs(
         container_image=IMAGE, workspace=WORKSPACE, toolkits=[TOOLKIT], memory_limit_mb=1024, cpu_cores_limit=1,
         ttl_running_stop=1800, network_rules={"npm": False, "pypi": False}, labels={"job": "demo"},
     )  # fmt: skip
     async with DSecClient() as client:
         start = time.perf_counter()
-        tasks: list[asyncio.Task[tuple[Outcome, Outcome]]] = []
-        async for created in client.run_containers(args, count, timeout=600):
-            if isinstance(created, Exception):
-                raise SystemExit(f"demo: a sandbox was not created: {created}")
-            clock.add("created (since the request)", time.perf_counter() - start)
-            tasks.append(asyncio.create_task(rollout(created, len(tasks), clock)))
-        print(f"  {count} sandboxes ready after {time.perf_counter() - start:.2f} s; running the project's tests in each, twice")
-        pending = {task: i for i, task in enumerate(tasks)}
-        waiting = set(tasks)
-        while waiting:
-            finished, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in finished:
-                i, done = pending[task], done + 1
-                first, second = task.result()
-                if first != before or second != after[i % len(EDITS)]:
-                    wrong += 1
-                    print(f"\n  sandbox {i} differs from the local run")
-                    print_difference("before the edit", before, first)
-                    print_difference("after the edit", after[i % len(EDITS)], second)
-            if sys.stdout.isatty():
-                print(f"\r  {done}/{count} done, {time.perf_counter() - start:.0f} s", end="", flush=True)
+        tasks: dict[asyncio.Task[tuple[Outcome, Outcome]], int] = {}
+        try:
+            async for created in client.run_containers(args, count, timeout=600):
+                if isinstance(created, Exception):
+                    raise SystemExit(f"demo: a sandbox was not created: {created}")
+                clock.add("created (since the request)", time.perf_counter() - start)
+                tasks[asyncio.create_task(rollout(created, len(tasks), clock, turns))] = len(tasks)
+            print(f"  {count} sandboxes ready after {time.perf_counter() - start:.2f} s; running the project's tests in each, twice, {at_once} at a time")
+            waiting = set(tasks)
+            while waiting:
+                finished, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished:
+                    i, done = tasks[task], done + 1
+                    first, second = task.result()
+                    if first != before or second != after[i % len(EDITS)]:
+                        wrong += 1
+                        print(f"\n  sandbox {i} differs from the local run")
+                        print_difference("before the edit", before, first)
+                        print_difference("after the edit", after[i % len(EDITS)], second)
+                if sys.stdout.isatty():
+                    print(f"\r  {done}/{count} done, {time.perf_counter() - start:.0f} s", end="", flush=True)
+        finally:  # where one has failed, the others end before the client does
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         seconds = time.perf_counter() - start
         print(f"{chr(13) if sys.stdout.isatty() else ''}  {done}/{count} done in {seconds:.1f} s, {2 * done / seconds:.2f} test runs/s; {wrong} differ from the local run")
         left = [s async for s in client.list_sandboxes(labels={"job": "demo"})]
@@ -194,7 +201,10 @@ async def burst(count: int, before: Outcome, after: list[Outcome]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=50, help="sandboxes in the burst (default 50; 0: only the published session)")
-    count = parser.parse_args().count
+    at_once = 4 * (os.cpu_count() or 1)
+    parser.add_argument("--at-once", type=int, default=at_once, help="test runs at a time, of all the sandboxes (default: 4 for each CPU)")
+    options = parser.parse_args()
+    count = options.count
     print("the published session")
     asyncio.run(published_session())
     if count == 0:
@@ -206,7 +216,7 @@ def main() -> None:
     if before.exit_code != 0 or any(o == before for o in after):
         raise SystemExit("demo: the local run is not what the demo expects")
     print(f"a burst of {count}: {IMAGE} < {WORKSPACE} < {TOOLKIT}")
-    if asyncio.run(burst(count, before, after)):
+    if asyncio.run(burst(count, options.at_once, before, after)):
         raise SystemExit(1)
 
 
