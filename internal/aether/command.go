@@ -1,6 +1,9 @@
 package aether
 
 import (
+	"bytes"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +18,8 @@ const (
 	// end sooner, most of them, cost one write to the edge and no poller. Longer would be felt by who waits for the first
 	// output.
 	settleTime = 4 * time.Millisecond
+	// maxSettle bounds the pauses of a command that has hardly been given the CPU yet: it is left alone for half a second.
+	maxSettle = 256 * time.Millisecond
 	// drainTime is how long the end of a command waits for others who hold its pipes.
 	drainTime = 100 * time.Millisecond
 )
@@ -39,6 +44,7 @@ type command struct {
 
 	timeout         time.Duration
 	settle, expire  *time.Timer
+	settleAfter     time.Duration // the time of settle, doubled while there was nothing to see
 	drain           *time.Timer
 	settled         bool
 	out             [2]output
@@ -88,6 +94,7 @@ func (c *command) started(pid int, p *pipes) {
 	if c.timeout > 0 {
 		c.expire = time.AfterFunc(c.timeout, c.expired)
 	}
+	c.settleAfter = settleTime
 	c.settle = time.AfterFunc(settleTime, c.settleDown)
 	switch {
 	case c.killed:
@@ -113,10 +120,17 @@ func (c *command) failed(f *failure) {
 	sess.flush()
 }
 
-// settleDown polls the pipes of a command that did not end at once, and says that it runs.
+// settleDown polls the pipes of a command that did not end at once, and says that it runs. On a busy machine one that would
+// end at once may only wait for the CPU; that costs a sixth of an exec and is put off.
 func (c *command) settleDown() {
 	c.mu.Lock()
 	if c.reaped || c.settled {
+		c.mu.Unlock()
+		return
+	}
+	if c.settleAfter < maxSettle && c.silent() && c.starved(c.settleAfter/2) {
+		c.settleAfter *= 2
+		c.settle.Reset(c.settleAfter)
 		c.mu.Unlock()
 		return
 	}
@@ -125,6 +139,45 @@ func (c *command) settleDown() {
 	sess := c.sess
 	c.mu.Unlock()
 	sess.flush()
+}
+
+// silent reports whether no output waits to be read.
+func (c *command) silent() bool {
+	for i := range c.out {
+		if fd := c.out[i].fd; fd >= 0 {
+			if n, err := unix.IoctlGetInt(fd, unix.TIOCINQ); err != nil || n > 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// starved reports whether the process has had less CPU time than that although it wants to run, waits for a disk, or has
+// ended: not whether it waits for something that may never happen.
+func (c *command) starved(enough time.Duration) bool {
+	var used unix.Timespec
+	if err := unix.ClockGettime(cpuClock(c.pid), &used); err != nil || time.Duration(used.Nano()) >= enough {
+		return false
+	}
+	var buf [128]byte
+	fd, err := unix.Open("/proc/"+strconv.Itoa(c.pid)+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return false
+	}
+	state := bytes.LastIndexByte(buf[:n], ')') + len(") ") // behind the name, which may hold anything
+	return state < n && strings.IndexByte("RDZ", buf[state]) >= 0
+}
+
+// cpuClock is the clock of the CPU time of a process: the kernel's MAKE_PROCESS_CPUCLOCK.
+func cpuClock(pid int) int32 {
+	const sched = 2
+	return ^int32(pid)<<3 | sched
 }
 
 func (c *command) pollOutputs() {
