@@ -201,8 +201,8 @@ async def burst(count: int, at_once: int, before: Outcome, after: list[Outcome])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=50, help="sandboxes in the burst (default 50; 0: only the published session)")
-    at_once = 4 * (os.cpu_count() or 1)
-    parser.add_argument("--at-once", type=int, default=at_once, help="test runs at a time, of all the sandboxes (default: 4 for each CPU)")
+    at_once = 2 * (os.cpu_count() or 1)
+    parser.add_argument("--at-once", type=int, default=at_once, help="test runs at a time, of all the sandboxes (default: 2 for each CPU)")
     options = parser.parse_args()
     count = options.count
     print("the published session")
