@@ -46,6 +46,10 @@ func (a *attachment) feed(ctx context.Context, ended <-chan struct{}) error {
 			return nil // whoever ended it says why
 		case p := <-pieces:
 			closing := p.err != nil
+			if closing && !errors.Is(p.err, io.EOF) {
+				// Before it is closed: a command that ends at once cancels us, and nobody would hear of it.
+				a.say("reading standard input: %s; the command sees its end here", p.err)
+			}
 			err := a.sendStdin(ctx, offset, p.data, closing)
 			offset += int64(len(p.data))
 			switch {
@@ -53,9 +57,6 @@ func (a *attachment) feed(ctx context.Context, ended <-chan struct{}) error {
 				return nil
 			case err != nil:
 				return err
-			case closing && !errors.Is(p.err, io.EOF):
-				a.say("reading standard input: %s; the command saw its end", p.err)
-				return nil
 			case closing:
 				return nil
 			}
