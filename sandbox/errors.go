@@ -58,10 +58,12 @@ type Error struct {
 	Message string
 	Facts   map[string]string
 	Cause   error
+
+	told bool // the message has the cause's text in it
 }
 
 func (e *Error) Error() string {
-	if e.Cause != nil {
+	if e.Cause != nil && !e.told {
 		return e.Message + ": " + e.Cause.Error()
 	}
 	return e.Message
@@ -69,16 +71,23 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Cause }
 
-// Errorf makes an Error; a %w in the format becomes its cause as well.
+// Errorf makes an Error; what a %w in the format stands for becomes its cause as well, and is not told twice.
 func Errorf(c Class, reason, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
-	return &Error{Class: c, Reason: reason, Message: err.Error(), Cause: nil}
+	e := &Error{Class: c, Reason: reason, Message: err.Error()}
+	switch w := err.(type) {
+	case interface{ Unwrap() error }:
+		e.Cause, e.told = w.Unwrap(), true
+	case interface{ Unwrap() []error }:
+		e.Cause, e.told = err, true
+	}
+	return e
 }
 
 // WithCause attaches what belongs in the log but not before the user.
 func (e *Error) WithCause(err error) *Error {
 	c := *e
-	c.Cause = err
+	c.Cause, c.told = err, false
 	return &c
 }
 

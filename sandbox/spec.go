@@ -17,7 +17,7 @@ type Limits struct {
 	Disk   int64 // bytes of the writable layer
 }
 
-// A Spec is what somebody asks for. Names of environments are as given in a request and pinned ("name@sha256:…")
+// A Spec is what somebody asks for. Names of environments are as given in a request and pinned ("name:tag@sha256:…")
 // once the control plane has looked them up.
 type Spec struct {
 	Backend     string
@@ -163,56 +163,53 @@ func (s Spec) validateNetwork() error {
 	return nil
 }
 
+// maxEnvString is the kernel's bound of one string of a program's environment: "NAME=VALUE" and its NUL.
+const maxEnvString = 128 << 10
+
 // ValidateEnv checks environment variables.
 func ValidateEnv(env map[string]string) error {
 	for k, v := range env {
 		if !envKey.MatchString(k) || len(k) > 256 {
 			return Errorf(InvalidArgument, "invalid_env", "%q is not a name of an environment variable", clip(k))
 		}
-		if strings.ContainsRune(v, 0) || len(v) > 128<<10 {
-			return Errorf(InvalidArgument, "invalid_env", "environment variable %s holds a NUL or more than 128 KiB", k)
+		if strings.ContainsRune(v, 0) || len(k)+len("=")+len(v)+1 > maxEnvString {
+			return Errorf(InvalidArgument, "invalid_env", "environment variable %s holds a NUL or is, with its name, longer than the kernel's 128 KiB", k)
 		}
 	}
 	return nil
 }
 
-// An EnvRef names an environment: by tag, or pinned by the digest of its manifest.
+// An EnvRef names an environment: by tag, or pinned by the digest of its manifest. A pinned one may keep the tag it was found
+// by, for people: only the digest counts.
 type EnvRef struct {
 	Name   string
-	Tag    string // "" if Digest is set
+	Tag    string // may be "" if Digest is set
 	Digest string // "sha256:<hex>"
 }
 
 func (r EnvRef) String() string {
-	if r.Digest != "" {
-		return r.Name + "@" + r.Digest
+	s := r.Name
+	if r.Tag != "" {
+		s += ":" + r.Tag
 	}
-	return r.Name + ":" + r.Tag
+	if r.Digest != "" {
+		s += "@" + r.Digest
+	}
+	return s
 }
 
-// ParseEnvRef parses "name", "name:tag" and "name@sha256:…". The tag is "latest" where none is given. A name that tries to be
-// a path does not parse.
+// ParseEnvRef parses "name", "name:tag", "name@sha256:…" and "name:tag@sha256:…". The tag is "latest" where neither tag nor
+// digest is given. A name that tries to be a path does not parse.
 func ParseEnvRef(s string) (EnvRef, error) {
-	name, digest, pinned := strings.Cut(s, "@")
-	var r EnvRef
-	if pinned {
-		r = EnvRef{Name: name, Digest: digest}
-	} else {
-		name, tag, tagged := strings.Cut(s, ":")
-		if !tagged {
-			tag = "latest"
-		}
-		r = EnvRef{Name: name, Tag: tag}
+	rest, digest, pinned := strings.Cut(s, "@")
+	name, tag, tagged := strings.Cut(rest, ":")
+	if !tagged && !pinned {
+		tag, tagged = "latest", true
 	}
-	ok := len(r.Name) <= 255 && envName.MatchString(r.Name)
-	if pinned {
-		ok = ok && digestForm.MatchString(r.Digest)
-	} else {
-		ok = ok && envTag.MatchString(r.Tag)
-	}
-	if !ok {
+	switch {
+	case len(name) > 255 || !envName.MatchString(name), tagged && !envTag.MatchString(tag), pinned && !digestForm.MatchString(digest):
 		return EnvRef{}, Errorf(InvalidArgument, "invalid_name",
 			"%q is not a name of an environment; write name:tag (lower case letters, digits, ._-/) or name@sha256:<64 hex digits>", clip(s))
 	}
-	return r, nil
+	return EnvRef{Name: name, Tag: tag, Digest: digest}, nil
 }
