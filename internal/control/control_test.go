@@ -35,7 +35,7 @@ func TestTheWholePath(t *testing.T) {
 	if want := map[string]string{"A": "image", "B": "workspace", "C": "toolkit", "D": "spec"}; fmt.Sprint(spec.GetEnv()) != fmt.Sprint(want) {
 		t.Errorf("env %v", spec.GetEnv())
 	}
-	if spec.GetUser() != "nobody" || spec.GetWorkdir() != "/ws" || spec.GetImage() != "base@"+base.GetDigest() || spec.GetLimits().GetMemoryBytes() != sandbox.DefaultMemory {
+	if spec.GetUser() != "nobody" || spec.GetWorkdir() != "/ws" || spec.GetImage() != "base:latest@"+base.GetDigest() || spec.GetLimits().GetMemoryBytes() != sandbox.DefaultMemory {
 		t.Errorf("spec %v", spec)
 	}
 	id := sandbox.ID(sb.GetId())

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -65,7 +66,7 @@ func TestTagsAreMutableAndSandboxesPinned(t *testing.T) {
 	old := p.mustCreate()
 	second := p.publish("base", "base:latest", "env=V=2")
 	sb := p.mustCreate() // at once: no cache may hide what was just pinned
-	if first.GetDigest() == second.GetDigest() || sb.GetSpec().GetEnv()["V"] != "2" || old.GetSpec().GetImage() != "base@"+first.GetDigest() {
+	if first.GetDigest() == second.GetDigest() || sb.GetSpec().GetEnv()["V"] != "2" || old.GetSpec().GetImage() != "base:latest@"+first.GetDigest() {
 		t.Errorf("%v %v", old.GetSpec(), sb.GetSpec())
 	}
 	_, err := p.environments().RemoveEnvironment(t.Context(), connect.NewRequest(&dsecv1.RemoveEnvironmentRequest{Kind: "base", Name: "base:latest"}))
@@ -80,9 +81,35 @@ func TestTagsAreMutableAndSandboxesPinned(t *testing.T) {
 	if again.GetSpec().GetEnv()["V"] != "1" {
 		t.Errorf("%v", again.GetSpec())
 	}
+	// The digest counts alone, whatever the tag is now, and a name given without a tag is not given one.
+	p.publish("base", "base:latest", "env=V=3")
+	for _, name := range []string{old.GetSpec().GetImage(), "base@" + first.GetDigest(), "base:none@" + first.GetDigest()} {
+		sb, err := p.create(&dsecv1.SandboxSpec{Image: name}, "")
+		ok(t, err)
+		if sb.GetSpec().GetImage() != name || sb.GetSpec().GetEnv()["V"] != "1" {
+			t.Errorf("%s became %v", name, sb.GetSpec())
+		}
+	}
 	// But only as what it is.
 	_, err = p.create(&dsecv1.SandboxSpec{Image: old.GetSpec().GetImage(), Workspace: old.GetSpec().GetImage()}, "")
 	wantReason(t, err, "environment_not_found")
+}
+
+// Who is told that something is missing is told what would make just that.
+func TestHintsForWhatIsMissing(t *testing.T) {
+	p := start(t, nil)
+	digest := "@sha256:" + strings.Repeat("0", 64)
+	for _, c := range []struct{ kind, name, want string }{
+		{"base", "py:3.12", "there is no image py:3.12; `dsec image ls` lists what there is, `dsec image create py:3.12 --from-dir DIR` makes it"},
+		{"workspace", "ws", "there is no workspace ws:latest; `dsec workspace ls` lists what there is, `dsec workspace create ws:latest --from-dir DIR` makes it"},
+		{"toolkit", "tk:1" + digest, "there is no toolkit tk:1" + digest + "; `dsec toolkit ls` lists what there is"},
+	} {
+		_, err := p.environments().GetEnvironment(t.Context(), connect.NewRequest(&dsecv1.GetEnvironmentRequest{Kind: c.kind, Name: c.name}))
+		wantReason(t, err, "environment_not_found")
+		if ce := new(connect.Error); !errors.As(err, &ce) || ce.Message() != c.want {
+			t.Errorf("%v", err)
+		}
+	}
 }
 
 // An uploaded file can have exactly the bytes of a manifest, and is then a blob with that digest. It must not count as one:

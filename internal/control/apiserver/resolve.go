@@ -55,8 +55,8 @@ func (r *resolver) changed() {
 	clear(r.names)
 }
 
-// command is what makes an environment of a kind, for messages.
-func command(kind string) string {
+// word is what people call a kind: as the commands do.
+func word(kind string) string {
 	if kind == image.KindBase {
 		return "image"
 	}
@@ -64,11 +64,15 @@ func command(kind string) string {
 }
 
 func noEnvironment(kind string, ref sandbox.EnvRef) error {
-	return sandbox.Errorf(sandbox.NotFound, "environment_not_found", "there is no %s %s; `dsec %s ls` lists what there is, `dsec %s create %s --from-dir DIR` makes it",
-		kind, ref, command(kind), command(kind), ref.Name).WithFact("kind", kind).WithFact("name", ref.String())
+	w := word(kind)
+	hint := fmt.Sprintf("; `dsec %s ls` lists what there is", w)
+	if ref.Digest == "" { // what has a digest cannot be made to order
+		hint += fmt.Sprintf(", `dsec %s create %s --from-dir DIR` makes it", w, ref)
+	}
+	return sandbox.Errorf(sandbox.NotFound, "environment_not_found", "there is no %s %s%s", w, ref, hint).WithFact("kind", kind).WithFact("name", ref.String())
 }
 
-// find looks a name up, by tag or by digest. A digest counts only if an import of this project has recorded it.
+// find looks a name up, by tag or, where there is one, by digest alone. A digest counts only if an import of this project has recorded it.
 func (r *resolver) find(ctx context.Context, project, kind string, ref sandbox.EnvRef) (store.Name, error) {
 	k := nameKey{project, kind, ref}
 	r.mu.Lock()
@@ -112,7 +116,7 @@ func (r *resolver) read(ctx context.Context, project, kind string, ref sandbox.E
 	if m.Kind != kind {
 		return store.Name{}, noEnvironment(kind, ref)
 	}
-	return store.Name{Project: project, Kind: kind, Name: ref.Name, Digest: m.Digest, CreatedAt: m.CreatedAt, CreatedBy: m.CreatedBy}, nil
+	return store.Name{Project: project, Kind: kind, Name: ref.Name, Tag: ref.Tag, Digest: m.Digest, CreatedAt: m.CreatedAt, CreatedBy: m.CreatedBy}, nil
 }
 
 // manifest reads what a name pins.
@@ -164,7 +168,7 @@ func (r *resolver) resolve(ctx context.Context, project string, s sandbox.Spec) 
 		if err != nil {
 			return err
 		}
-		*name = sandbox.EnvRef{Name: ref.Name, Digest: n.Digest}.String()
+		*name = sandbox.EnvRef{Name: ref.Name, Tag: ref.Tag, Digest: n.Digest}.String()
 		layers = append(layers, m.Layers...)
 		merge(&config, m.Config)
 		return nil
