@@ -45,7 +45,7 @@ func down(ctx context.Context, c *console, p *platform, purge bool, contextName 
 			return err
 		}
 	}
-	if p.left(state != nil) {
+	if p.left() {
 		if err := teardownEdge(ctx, p); err != nil {
 			return err
 		}
@@ -68,16 +68,9 @@ func down(ctx context.Context, c *console, p *platform, purge bool, contextName 
 	return nil
 }
 
-// left reports whether an edge may have left something on this host. After an end in order that is so only if there still
-// is a run directory: the edge removes it last.
-func (p *platform) left(endedInOrder bool) bool {
-	dir := p.edgeDir()
-	if endedInOrder {
-		dir = p.runDir
-	}
-	_, err := os.Stat(dir)
-	return err == nil
-}
+// left reports whether an edge may have left something on this host: ending in order removes both the journal and the run
+// directory.
+func (p *platform) left() bool { return exists(p.journal()) || p.ownsRunDir() }
 
 // endRunning asks the running `dsec up` to end and waits until its lock is free.
 func endRunning(ctx context.Context, c *console, p *platform, state *upState) error {

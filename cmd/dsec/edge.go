@@ -112,7 +112,7 @@ func runEdge(ctx context.Context, c *console, o *edgeOptions, log *slog.Logger) 
 	case <-ctx.Done():
 		err := n.shutdown() // answers requests meanwhile: a caller that waits for a delete gets its answer
 		servers.stop()
-		return errors.Join(err, linux.UnmountRunDir(o.runDir))
+		return errors.Join(err, n.removeRunDir())
 	case <-parentGone(c.stdin):
 		log.Info("the parent is gone; leaving the sandboxes to the next edge")
 		servers.stop()
@@ -139,7 +139,7 @@ func teardownEdge(ctx context.Context, p *platform) error {
 	if err := n.edge.Recover(ctx); err != nil {
 		return errors.Join(fmt.Errorf("recovering sandboxes: %w", err), n.detach())
 	}
-	return errors.Join(n.shutdown(), linux.UnmountRunDir(p.runDir))
+	return errors.Join(n.shutdown(), n.removeRunDir())
 }
 
 // waitForLock makes this process the only edge of its directory; the last one may need a moment to end.

@@ -37,6 +37,9 @@ type node struct {
 	container *container.Driver
 	network   *network.Slots
 	store     *store.Posix
+	runDir    string
+	claim     *os.File // of the run directory
+	ids       *idClaim
 }
 
 // openNode makes this machine ready for sandboxes, or finds what an earlier edge left. What fails leaves what a next try
@@ -50,12 +53,18 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 	if err := linux.MountRunDir(o.runDir); err != nil {
 		return nil, err
 	}
-	n := &node{}
+	n := &node{runDir: o.runDir}
 	defer func() {
 		if err != nil {
 			n.release()
 		}
 	}()
+	if n.claim, err = o.claimRunDir(); err != nil {
+		return nil, err
+	}
+	if n.ids, err = claimIDs(o.runDir, o.maxSandboxes); err != nil {
+		return nil, err
+	}
 	groups, err := cgroup.Open(ctx, cgroup.Options{Name: "dsec-" + o.code, Log: log})
 	if err != nil {
 		return nil, err
@@ -78,7 +87,9 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 	if err != nil {
 		return nil, err
 	}
-	if n.container, err = container.Open(ctx, container.Options{RunDir: o.runDir, Stage: stage, Aether: aether, Log: log}); err != nil {
+	if n.container, err = container.Open(ctx, container.Options{
+		RunDir: o.runDir, Stage: stage, Aether: aether, IDBase: n.ids.base(), IDCapacity: n.ids.capacity(), Log: log,
+	}); err != nil {
 		return nil, err
 	}
 	if n.store, err = store.OpenPosix(o.storeDir()); err != nil {
@@ -120,6 +131,19 @@ func (n *node) shutdown() error {
 	return errors.Join(n.container.Close(ctx), n.store.Close())
 }
 
+// removeRunDir removes what openNode made first, once everything in it has ended.
+func (n *node) removeRunDir() error {
+	if n.claim != nil {
+		n.claim.Close() // an open file keeps the mount busy
+	}
+	if err := linux.UnmountRunDir(n.runDir); err != nil {
+		n.ids.release()
+		return err
+	}
+	n.ids.giveBack()
+	return nil
+}
+
 // release ends this process's own goroutines and descriptors.
 func (n *node) release() {
 	if n.network != nil {
@@ -130,6 +154,12 @@ func (n *node) release() {
 	}
 	if n.store != nil {
 		n.store.Close()
+	}
+	if n.ids != nil {
+		n.ids.release()
+	}
+	if n.claim != nil {
+		n.claim.Close()
 	}
 }
 

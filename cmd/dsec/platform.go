@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"dsec/sandbox"
 )
@@ -52,9 +51,11 @@ func (p *platform) check() error {
 func (p *platform) database() string    { return filepath.Join(p.dataDir, "dsec.db") }
 func (p *platform) storeDir() string    { return filepath.Join(p.dataDir, "store") }
 func (p *platform) edgeDir() string     { return filepath.Join(p.dataDir, "edge") }
+func (p *platform) journal() string     { return filepath.Join(p.edgeDir(), "journal") }
 func (p *platform) logFile() string     { return filepath.Join(p.dataDir, "log", "dsec.log") }
 func (p *platform) lockFile() string    { return filepath.Join(p.dataDir, "lock") }
 func (p *platform) stateFile() string   { return filepath.Join(p.dataDir, "up.json") }
+func (p *platform) runLock() string     { return filepath.Join(p.runDir, "lock") }
 func (p *platform) edgeSocket() string  { return filepath.Join(p.runDir, "edge.sock") }
 func (p *platform) bytesSocket() string { return filepath.Join(p.runDir, "bytes.sock") }
 
@@ -74,23 +75,6 @@ func (p *platform) lock() (release func(), err error) {
 		return nil, fmt.Errorf("making the data directory: %w", err)
 	}
 	return lockFile(p.lockFile())
-}
-
-var errLocked = errors.New("already locked by another process")
-
-func lockFile(path string) (release func(), err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("opening the lock: %w", err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errLocked
-		}
-		return nil, fmt.Errorf("locking %s: %w", path, err)
-	}
-	return func() { f.Close() }, nil
 }
 
 // running says which `dsec up` runs the platform, if one does.

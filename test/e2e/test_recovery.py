@@ -185,3 +185,36 @@ def test_down_after_all_was_killed(own: Platform) -> None:
     own.stop()
     assert is_zombie(aether)
     assert not own.run.exists() and not own.base.exists()
+
+
+# ---- two platforms on one machine
+
+
+def shell(p: Platform, sandbox: str, script: str) -> str:
+    status, answer = p.call("Exec", {"sandboxId": sandbox, "command": {"shell": script}, "waitSeconds": -1})
+    assert status == 200, answer
+    return base64.b64decode(answer["result"]["stdout"]["data"]).decode()
+
+
+def test_two_platforms(own: Platform) -> None:
+    """A second one in the run directory of the first is refused and ends nothing; with its own it gets other user ids."""
+    alive = create(own, "first")
+    with Platform() as other:
+        real, other.run = other.run, own.run
+        up = ("up", "--data-dir", other.data, "--run-dir", other.run, "--listen", f"127.0.0.1:{other.port}", *other.flags)
+        done = other.dsec(*up, check=False)
+        assert done.returncode == 1 and "used by another platform" in done.stderr and "--run-dir" in done.stderr, done
+        other.dsec("down", "--data-dir", other.data, "--run-dir", other.run)
+        assert shell(own, alive, "echo alive") == "alive\n"
+        own.kill_up()  # nobody holds the lock, but the sandbox is there
+        done = other.dsec(*up, check=False)
+        assert done.returncode == 1 and f"--data-dir {own.data}" in done.stderr, done
+        own.start()
+        assert shell(own, alive, "echo alive") == "alive\n"
+
+        other.run = real
+        other.start()
+        other.make_environments()
+        first = "awk '{print $2}' /proc/self/uid_map"
+        ids = [int(shell(p, s, first)) >> 28 for p, s in ((own, alive), (other, create(other, "second")))]
+        assert ids[0] != ids[1], ids
