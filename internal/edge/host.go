@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"dsec/internal/linux"
 )
 
 // procHost measures this machine through /proc.
@@ -34,7 +36,7 @@ func (h *procHost) Sample() (HostSample, error) {
 	if s.Load1, s.Tasks, err = parseLoadavg(string(load)); err != nil {
 		return s, err
 	}
-	if s.TasksMax, err = maxTasks(); err != nil {
+	if s.TasksMax, err = linux.MaxTasks(); err != nil {
 		return s, err
 	}
 	stat, err := os.ReadFile("/proc/stat")
@@ -60,22 +62,6 @@ func (h *procHost) share(busy, idle uint64) float64 {
 	}
 	h.busy, h.idle = busy, idle
 	return h.lastBusy
-}
-
-func maxTasks() (int64, error) {
-	most := int64(1) << 62
-	for _, f := range []string{"/proc/sys/kernel/threads-max", "/proc/sys/kernel/pid_max"} {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			return 0, fmt.Errorf("reading task limit: %w", err)
-		}
-		n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("reading task limit: %w", err)
-		}
-		most = min(most, n)
-	}
-	return most, nil
 }
 
 func parseMeminfo(b []byte) (total, available int64, err error) {

@@ -3,6 +3,7 @@ package linux
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -30,4 +31,36 @@ func AllowedCPUs() ([]int, error) {
 		}
 	}
 	return cpus, nil
+}
+
+// MaxTasks is how many threads this host may have at a time: the least of kernel.pid_max and kernel.threads-max.
+func MaxTasks() (int64, error) {
+	pids, err := ReadSysctl("kernel/pid_max")
+	if err != nil {
+		return 0, err
+	}
+	threads, err := ReadSysctl("kernel/threads-max")
+	return min(pids, threads), err
+}
+
+// ReadSysctl reads a setting of the kernel that is a number: "fs/mount-max".
+func ReadSysctl(name string) (int64, error) {
+	b, err := os.ReadFile("/proc/sys/" + name)
+	if err != nil {
+		return 0, fmt.Errorf("reading a setting of the kernel: %w", err)
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("setting %s of the kernel: %w", name, err)
+	}
+	return n, nil
+}
+
+// TotalMemory is the memory of this host in bytes.
+func TotalMemory() (int64, error) {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0, fmt.Errorf("sysinfo: %w", err)
+	}
+	return int64(info.Totalram) * int64(info.Unit), nil
 }

@@ -14,6 +14,10 @@
 //   - A process is in all of these groups because somebody wrote it there; this package makes the groups and empties
 //     them. Tasks that are only in a v1 group, left by a launcher that was killed in the middle, are found and killed by Remove.
 //   - The CPU quota is on the user part alone: a throttled sandbox still answers.
+//   - All sandboxes together are limited too, in the groups that hold them: their pids, so that those of a few do not take all of
+//     the node's, without which nothing of the edge and of other sandboxes could make a thread; and their memory, so that
+//     what runs out is theirs and not the host's. Besides, Open asks the kernel's OOM killer to spare this process; what it
+//     starts inherits that, and the driver takes it back from sandboxes.
 //   - Page cache of shared layers is charged to the sandbox that touched it first and keeps its dead memory cgroup alive until
 //     it is reclaimed. Emptying the group before removing it would throw away cache that others use, so it is not done.
 package cgroup
@@ -40,6 +44,9 @@ import (
 // AetherMemory is the memory limit of aether's part, in bytes: many times what it needs at rest, for buffers of streams and for
 // scripts. It is a limit, not a reservation.
 const AetherMemory = 64 << 20
+
+// aetherPIDs is the most threads of aether's part: a few at rest, one more for each call that blocks.
+const aetherPIDs = 512
 
 // Bounds of the pauses between two tries to remove a group whose tasks are dying.
 const (
@@ -95,8 +102,14 @@ func Open(ctx context.Context, o Options) (*Tree, error) {
 	} else {
 		err = t.openHybrid()
 	}
+	if err == nil {
+		err = t.limitAll()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open the control groups of %s: %w", o.Name, err)
+	}
+	if err := linux.SpareFromOOM(); err != nil {
+		t.log.Warn("the OOM killer may choose this process", "error", err)
 	}
 	return t, nil
 }

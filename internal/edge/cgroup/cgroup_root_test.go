@@ -148,6 +148,9 @@ func TestLimitsAreInTheKernel(t *testing.T) {
 		{cg.V1Aether["cpu"], "cpu.shares", aetherShares},
 		{cg.V1Aether["cpu"], "cpu.cfs_quota_us", "-1"},
 		{cg.V1User["pids"], "pids.max", "17"},
+		{cg.V1Aether["pids"], "pids.max", "512"},
+		{cg.V2User, "cgroup.max.depth", "1"},
+		{cg.V2User, "cgroup.max.descendants", "272"},
 	} {
 		if got := control(t, c.dir, c.file); got != c.want {
 			t.Errorf("%s/%s is %s, want %s", c.dir, c.file, got, c.want)
@@ -212,11 +215,74 @@ func TestPidsAreLimited(t *testing.T) {
 	_ = cmd.Wait()
 }
 
+// Otherwise a few that fill their limits leave nobody a thread, and the Go programs around them end.
+func TestAllTogetherAreLimited(t *testing.T) {
+	tree := open(t, uniqueName())
+	host, err := linux.MaxTasks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := filepath.Dir(tree.v1Dirs("s")[3])
+	if got := control(t, pids, "pids.max"); got != fmt.Sprint(maxTasks(host)) {
+		t.Errorf("all sandboxes may have %s of the host's %d threads", got, host)
+	}
+	memory, err := linux.TotalMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const page = 4096
+	if got := control(t, tree.v1["memory"], "memory.limit_in_bytes"); got != fmt.Sprint(maxMemory(memory)/page*page) {
+		t.Errorf("all sandboxes may have %s of the host's %d bytes", got, memory)
+	}
+	score, err := os.ReadFile("/proc/self/oom_score_adj")
+	if spared := linux.SpareFromOOM(); errors.Is(spared, os.ErrPermission) { // without CAP_SYS_RESOURCE, which some hosts take from root
+		t.Log(spared)
+	} else if string(score) != "-900\n" {
+		t.Errorf("this process's score is %q, %v", score, err)
+	}
+	// The kernel counts all of them there: two that each stay within their own limit meet that of both.
+	if err := linux.WriteControl(filepath.Join(pids, "pids.max"), "12"); err != nil {
+		t.Fatal(err)
+	}
+	const eight = "for i in 1 2 3 4 5 6 7 8; do sleep 60 >/dev/null & done; "
+	first, cg := create(t, tree, limits)
+	waiting := run(t, cg, eight+"wait")
+	defer waiting.Wait()
+	defer tree.Kill(context.Background(), first)
+	waitFor(t, func() bool { all, err := tree.Pids(first); return err == nil && len(all) == 9 })
+	second, cg := create(t, tree, limits)
+	defer tree.Kill(context.Background(), second)
+	if err := run(t, cg, eight).Wait(); err == nil {
+		t.Error("two sandboxes have more processes than all may have")
+	}
+}
+
+func TestTheDelegatedGroupIsFlatAndBounded(t *testing.T) {
+	tree := open(t, uniqueName())
+	id, cg := create(t, tree, limits)
+	if err := os.Mkdir(filepath.Join(cg.V2User, "1"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(cg.V2User, "1", "deeper"), 0o755); err == nil {
+		t.Error("a group within a command's group")
+	}
+	made := 1
+	for made < 10_000 && os.Mkdir(filepath.Join(cg.V2User, fmt.Sprint(made+1)), 0o755) == nil {
+		made++
+	}
+	if made != int(limits.PIDs)+groupsAhead {
+		t.Errorf("%d groups could be made", made)
+	}
+	if err := tree.Remove(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestKillTakesSessionsChildGroupsAndFrozenOnes(t *testing.T) {
 	tree := open(t, uniqueName())
 	id, cg := create(t, tree, limits)
-	deep := filepath.Join(cg.V2User, "1", "2")
-	if err := os.MkdirAll(deep, 0o755); err != nil {
+	deep := filepath.Join(cg.V2User, "1")
+	if err := os.Mkdir(deep, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	cmd := run(t, cg, "setsid sh -c 'trap \"\" TERM HUP; sleep 100 & sleep 100' & wait")

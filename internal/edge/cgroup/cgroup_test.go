@@ -100,9 +100,10 @@ func TestPlanV2(t *testing.T) {
 	p := testTree(V2, 4).plan(id, sandbox.Limits{Memory: 1 << 30, CPU: 1.5, PIDs: 100})
 	want := []string{
 		"/v2/dsec-x/ID", "/v2/dsec-x/ID/cpu.weight=150", "/v2/dsec-x/ID/cgroup.subtree_control=+memory +cpu +pids",
-		"/v2/dsec-x/ID/aether", "/v2/dsec-x/ID/aether/memory.max=67108864", "/v2/dsec-x/ID/aether/memory.swap.max=0", "/v2/dsec-x/ID/aether/cpu.weight=10000",
+		"/v2/dsec-x/ID/aether", "/v2/dsec-x/ID/aether/memory.max=67108864", "/v2/dsec-x/ID/aether/memory.swap.max=0", "/v2/dsec-x/ID/aether/cpu.weight=10000", "/v2/dsec-x/ID/aether/pids.max=512",
 		"/v2/dsec-x/ID/user", "/v2/dsec-x/ID/user/memory.max=1073741824", "/v2/dsec-x/ID/user/memory.swap.max=0",
-		"/v2/dsec-x/ID/user/memory.oom.group=0", "/v2/dsec-x/ID/user/pids.max=100", "/v2/dsec-x/ID/user/cpu.max=150000 100000",
+		"/v2/dsec-x/ID/user/memory.oom.group=0", "/v2/dsec-x/ID/user/pids.max=100",
+		"/v2/dsec-x/ID/user/cgroup.max.depth=1", "/v2/dsec-x/ID/user/cgroup.max.descendants=356", "/v2/dsec-x/ID/user/cpu.max=150000 100000",
 	}
 	if got := flatten(p, id); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -119,14 +120,36 @@ func TestPlanHybrid(t *testing.T) {
 	got := flatten(tree.plan(id, sandbox.Limits{Memory: 1 << 30, CPU: 64, PIDs: 100}), id)
 	want := []string{
 		"/v2/dsec-x/ID", "/v2/dsec-x/ID/aether", "/v2/dsec-x/ID/user",
+		"/v2/dsec-x/ID/user/cgroup.max.depth=1", "/v2/dsec-x/ID/user/cgroup.max.descendants=356",
 		"/memory/dsec-x/ID.aether", "/memory/dsec-x/ID.aether/memory.limit_in_bytes=67108864", "/memory/dsec-x/ID.aether/memory.memsw.limit_in_bytes=67108864",
 		"/memory/dsec-x/ID.user", "/memory/dsec-x/ID.user/memory.limit_in_bytes=1073741824", "/memory/dsec-x/ID.user/memory.memsw.limit_in_bytes=1073741824",
 		"/cpu/dsec-x/ID", "/cpu/dsec-x/ID/cpu.shares=65536", "/cpu/dsec-x/ID/aether", "/cpu/dsec-x/ID/aether/cpu.shares=65536",
 		"/cpu/dsec-x/ID/user", // no quota: the node has no more CPUs
-		"/pids/dsec-x/ID", "/pids/dsec-x/ID/pids.max=101",
+		"/pids/dsec-x/ID.aether", "/pids/dsec-x/ID.aether/pids.max=512", "/pids/dsec-x/ID", "/pids/dsec-x/ID/pids.max=101",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestAllSandboxesTogetherLeaveSomethingToTheHost(t *testing.T) {
+	for _, c := range []struct{ host, want int64 }{{32768, 29492}, {4 << 20, 3774874}, {4096, 3072}, {1000, 500}} {
+		if got := maxTasks(c.host); got != c.want {
+			t.Errorf("of %d threads %d, want %d", c.host, got, c.want)
+		}
+	}
+	for _, c := range []struct{ host, want int64 }{{100 << 30, 95 << 30}, {1 << 30, 768 << 20}, {256 << 20, 128 << 20}} {
+		if got := maxMemory(c.host); got != c.want {
+			t.Errorf("of %d bytes %d, want %d", c.host, got, c.want)
+		}
+	}
+	for mode, want := range map[Mode][]string{
+		V2:     {"/v2/dsec-x", "/v2/dsec-x/pids.max=9", "/v2/dsec-x/memory.max=4096"},
+		Hybrid: {"/pids/dsec-x", "/pids/dsec-x/pids.max=9", "/memory/dsec-x", "/memory/dsec-x/memory.limit_in_bytes=4096"},
+	} {
+		if got := flatten(plan{groups: testTree(mode, 2).baseSettings(9, 4096)}, "no id"); !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", mode, got, want)
+		}
 	}
 }
 

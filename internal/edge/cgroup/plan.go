@@ -28,6 +28,9 @@ const (
 	minQuota    = 1_000   // µs, the kernel's least
 )
 
+// groupsAhead is how many groups without a process aether may have besides one per process: it uses them again.
+const groupsAhead = 256
+
 // A plan is what Create does, as data: groups in the order of their making, parents first, each with its settings.
 type plan struct {
 	groups  []group
@@ -67,17 +70,24 @@ func (t *Tree) planV2(id sandbox.ID, l sandbox.Limits) plan {
 	dir := filepath.Join(t.v2, string(id))
 	aether, user := filepath.Join(dir, "aether"), filepath.Join(dir, "user")
 	userSettings := append(memoryV2(l.Memory), setting{"memory.oom.group", "0"}, setting{"pids.max", decimal(l.PIDs)})
+	userSettings = append(userSettings, delegated(l.PIDs)...)
 	if q := t.quota(l.CPU); q > 0 {
 		userSettings = append(userSettings, setting{"cpu.max", decimal(q) + " " + decimal(quotaPeriod)})
 	}
 	return plan{
 		groups: []group{
 			{dir, []setting{{"cpu.weight", decimal(scale(l.CPU, weightPerCore, minWeight, maxWeight))}, {subtreeControl, enableAll}}},
-			{aether, append(memoryV2(AetherMemory), setting{"cpu.weight", aetherWeight})},
+			{aether, append(memoryV2(AetherMemory), setting{"cpu.weight", aetherWeight}, setting{"pids.max", decimal(aetherPIDs)})},
 			{user, userSettings},
 		},
 		cgroups: driver.Cgroups{V2Aether: aether, V2User: user},
 	}
+}
+
+// delegated bounds what can be made in the group that belongs to the sandbox's root: one level, as aether does. An aether that
+// was taken over could fill the host's memory with groups, or nest them until nobody gets to the lowest.
+func delegated(pids int64) []setting {
+	return []setting{{"cgroup.max.depth", "1"}, {"cgroup.max.descendants", decimal(pids + groupsAhead)}}
 }
 
 func memoryV2(bytes int64) []setting {
@@ -87,12 +97,13 @@ func memoryV2(bytes int64) []setting {
 // planHybrid puts the limits into v1. The user part's pids are one more than asked for: the thread of aether that starts
 // commands is in that group.
 func (t *Tree) planHybrid(id sandbox.ID, l sandbox.Limits) plan {
-	memory, cpu, pids, v2 := t.v1["memory"], filepath.Join(t.v1["cpu"], string(id)), filepath.Join(t.v1["pids"], string(id)), filepath.Join(t.v2, string(id))
+	memory, pids := filepath.Join(t.v1["memory"], string(id)), filepath.Join(t.v1["pids"], string(id))
+	cpu, v2 := filepath.Join(t.v1["cpu"], string(id)), filepath.Join(t.v2, string(id))
 	cg := driver.Cgroups{
 		V2Aether: filepath.Join(v2, "aether"),
 		V2User:   filepath.Join(v2, "user"),
-		V1Aether: map[string]string{"memory": filepath.Join(memory, string(id)+".aether"), "cpu": filepath.Join(cpu, "aether")},
-		V1User:   map[string]string{"memory": filepath.Join(memory, string(id)+".user"), "cpu": filepath.Join(cpu, "user"), "pids": pids},
+		V1Aether: map[string]string{"memory": memory + ".aether", "cpu": filepath.Join(cpu, "aether"), "pids": pids + ".aether"},
+		V1User:   map[string]string{"memory": memory + ".user", "cpu": filepath.Join(cpu, "user"), "pids": pids},
 	}
 	var quota []setting
 	if q := t.quota(l.CPU); q > 0 {
@@ -102,13 +113,14 @@ func (t *Tree) planHybrid(id sandbox.ID, l sandbox.Limits) plan {
 		groups: []group{
 			{v2, nil},
 			{cg.V2Aether, nil},
-			{cg.V2User, nil},
+			{cg.V2User, delegated(l.PIDs)},
 			{cg.V1Aether["memory"], t.memoryV1(AetherMemory)},
 			{cg.V1User["memory"], t.memoryV1(l.Memory)},
 			{cpu, []setting{{"cpu.shares", decimal(scale(l.CPU, sharesPerCore, minShares, maxShares))}}},
 			{cg.V1Aether["cpu"], []setting{{"cpu.shares", aetherShares}}},
 			{cg.V1User["cpu"], quota},
-			{pids, []setting{{"pids.max", decimal(l.PIDs + 1)}}},
+			{cg.V1Aether["pids"], []setting{{"pids.max", decimal(aetherPIDs)}}},
+			{cg.V1User["pids"], []setting{{"pids.max", decimal(l.PIDs + 1)}}},
 		},
 		cgroups: cg,
 	}
@@ -128,8 +140,8 @@ func (t *Tree) v1Dirs(id sandbox.ID) []string {
 	if t.layout.mode == V2 {
 		return nil
 	}
-	memory := filepath.Join(t.v1["memory"], string(id))
-	return []string{memory + ".user", memory + ".aether", filepath.Join(t.v1["cpu"], string(id)), filepath.Join(t.v1["pids"], string(id))}
+	memory, pids := filepath.Join(t.v1["memory"], string(id)), filepath.Join(t.v1["pids"], string(id))
+	return []string{memory + ".user", memory + ".aether", filepath.Join(t.v1["cpu"], string(id)), pids, pids + ".aether"}
 }
 
 // quota is the CPU time per period in µs, or 0 for none: where a sandbox may use the whole node a weight is enough, and setting

@@ -75,6 +75,9 @@ func (t *takeoff) clear(ctx context.Context, pid int) error {
 	if err != nil {
 		return err
 	}
+	if err := linux.ChooseInOOM(pid); err != nil { // the edge is spared, what hostile code runs in is not
+		return err
+	}
 	t.rec.Pid, t.rec.Start = pid, start
 	if err := t.driver.records.update(t.id, *t.rec); err != nil {
 		return err
