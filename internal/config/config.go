@@ -31,8 +31,8 @@ import (
 const (
 	EnvPath    = "DSEC_CONFIG"  // where the file is
 	EnvContext = "DSEC_CONTEXT" // which context, instead of the file's current one
-	EnvURL     = "DSEC_URL"     // overrides the context's URL
-	EnvAPIKey  = "DSEC_API_KEY" // overrides the context's key
+	EnvURL     = "DSEC_URL"     // where the platform is; with EnvAPIKey it wins over any context
+	EnvAPIKey  = "DSEC_API_KEY" // instead of the context's key
 )
 
 // maxSize bounds the file, in bytes.
@@ -50,7 +50,10 @@ type Context struct {
 	APIKey string `json:"api_key"`
 }
 
-var contextName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$`)
+var (
+	contextName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$`)
+	apiKey      = regexp.MustCompile(`^[\x21-\x7e]{1,512}$`)
+)
 
 // Path is where the file is: $DSEC_CONFIG, $XDG_CONFIG_HOME/dsec/config.json or ~/.config/dsec/config.json. The error says
 // that none of them can be told.
@@ -217,59 +220,80 @@ type Target struct {
 	Origin  string // where it comes from, for people
 }
 
-// Resolve says which platform to talk to: environment variables before the context called name, or the current one if name
-// is "". The file is not read where the variables say it all.
+// Resolve says which platform to talk to. name is the context that the user asked for on the command line, "" = none. The
+// table is in ARCHITECTURE.md ("Which platform") and, as cases that libdsec passes too, in testdata/cases.json.
 func Resolve(getenv func(string) string, name string) (Target, error) {
+	if name != "" { // asked for here and now: the environment is there for every call
+		c, path, err := loadDefault(getenv)
+		if err != nil {
+			return Target{}, err
+		}
+		return c.target(name, path, "")
+	}
 	env := Context{URL: getenv(EnvURL), APIKey: getenv(EnvAPIKey)}
 	if env.URL != "" {
 		if err := CheckURL(env.URL); err != nil {
 			return Target{}, sandbox.Errorf(sandbox.InvalidArgument, "bad_url", "%s: %v", EnvURL, err)
 		}
 	}
-	if env.URL != "" && env.APIKey != "" && name == "" {
+	if env.APIKey != "" && !apiKey.MatchString(env.APIKey) {
+		return Target{}, sandbox.Errorf(sandbox.Unauthenticated, "invalid_api_key", "%s holds characters that no key has (a line break at its end?)", EnvAPIKey)
+	}
+	if env.URL != "" && env.APIKey != "" {
 		return Target{Context: env, Origin: "environment"}, nil
 	}
-	path, err := Path(getenv)
+	c, path, err := loadDefault(getenv)
 	if err != nil {
 		return Target{}, err
 	}
-	c, err := Load(path)
-	if err != nil {
-		return Target{}, err
+	switch name = getenv(EnvContext); {
+	case env.URL == "" && name == "":
+		return c.current(path, env.APIKey)
+	case env.URL == "":
+		return c.target(name, path, env.APIKey)
+	case name == "":
+		return c.withURL(env.URL, path)
 	}
-	if name == "" {
-		name = getenv(EnvContext)
+	t, err := c.target(name, path, "")
+	if err == nil && !sameURL(t.URL, env.URL) {
+		return Target{}, sandbox.Errorf(sandbox.InvalidArgument, "contradiction",
+			"%s is %s, but the context %s of %s is at %s; unset one of the two", EnvURL, env.URL, EnvContext, name, t.URL)
 	}
-	return c.choose(env, name, path)
+	return t, err
 }
 
-// choose finds the context and lays the environment over it.
-func (c Config) choose(env Context, name, path string) (Target, error) {
-	if env.URL != "" && name == "" {
-		for _, n := range slices.Sorted(maps.Keys(c.Contexts)) {
-			if c.Contexts[n].URL == env.URL && c.Contexts[n].APIKey != "" {
-				return Target{Context: c.Contexts[n], Origin: fmt.Sprintf("environment, key of context %s in %s", n, path)}, nil
-			}
-		}
-		return Target{}, sandbox.Errorf(sandbox.Unauthenticated, "no_api_key",
-			"%s is set but there is no key for it, neither in %s nor in %s; set %s", EnvURL, EnvAPIKey, path, EnvAPIKey)
+func loadDefault(getenv func(string) string) (Config, string, error) {
+	path, err := Path(getenv)
+	if err != nil {
+		return Config{}, "", err
 	}
-	asked := name != ""
-	if !asked {
-		name = c.Current
-	}
-	found, ok := c.Contexts[name]
+	c, err := Load(path)
+	return c, path, err
+}
+
+// current is the current context, with another key if key is set.
+func (c Config) current(path, key string) (Target, error) {
 	switch {
-	case !ok && asked:
-		return Target{}, sandbox.Errorf(sandbox.NotFound, "context_not_found", "there is no context %q in %s; it has %s", name, path, c.names())
-	case !ok:
+	case c.Current != "":
+		return c.target(c.Current, path, key)
+	case len(c.Contexts) > 0:
 		return Target{}, sandbox.Errorf(sandbox.FailedPrecondition, "not_configured",
-			"no platform is configured: run `dsec up` on this machine, or set %s and %s", EnvURL, EnvAPIKey)
+			"no context is the current one in %s, which has %s: set %s, or run `dsec up` on this machine", path, c.names(), EnvContext)
+	}
+	return Target{}, sandbox.Errorf(sandbox.FailedPrecondition, "not_configured",
+		"no platform is configured in %s: run `dsec up` on this machine, or set %s and %s; one that plain sudo started wrote to root's file: use `sudo -E dsec up`",
+		path, EnvURL, EnvAPIKey)
+}
+
+// target is the context called name, with another key if key is set.
+func (c Config) target(name, path, key string) (Target, error) {
+	found, ok := c.Contexts[name]
+	if !ok {
+		return Target{}, sandbox.Errorf(sandbox.NotFound, "context_not_found", "there is no context %q in %s; it has %s", name, path, c.names())
 	}
 	origin := fmt.Sprintf("context %s in %s", name, path)
-	// A context that was asked for by name wins over the environment, which is there for every call.
-	if env.APIKey != "" && !asked {
-		found.APIKey = env.APIKey
+	if key != "" {
+		found.APIKey = key
 		origin += ", key of the environment"
 	}
 	if found.APIKey == "" {
@@ -277,6 +301,19 @@ func (c Config) choose(env Context, name, path string) (Target, error) {
 	}
 	return Target{Context: found, Origin: origin}, nil
 }
+
+// withURL is a context at url, the current one before others: a key goes only where it was stored for.
+func (c Config) withURL(url, path string) (Target, error) {
+	for _, n := range append([]string{c.Current}, slices.Sorted(maps.Keys(c.Contexts))...) {
+		if found := c.Contexts[n]; sameURL(found.URL, url) && found.APIKey != "" {
+			return Target{Context: found, Origin: fmt.Sprintf("environment, key of context %s in %s", n, path)}, nil
+		}
+	}
+	return Target{}, sandbox.Errorf(sandbox.Unauthenticated, "no_api_key",
+		"%s is set but there is no key for it, neither in %s nor in %s; set %s", EnvURL, EnvAPIKey, path, EnvAPIKey)
+}
+
+func sameURL(a, b string) bool { return strings.TrimRight(a, "/") == strings.TrimRight(b, "/") }
 
 func (c Config) names() string {
 	if len(c.Contexts) == 0 {

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -171,48 +173,76 @@ func TestSaveFailureLeavesOldFile(t *testing.T) {
 	}
 }
 
+// A resolveCase is one line of testdata/cases.json, which says what the fields mean.
+type resolveCase struct {
+	Name    string                     `json:"name"`
+	File    json.RawMessage            `json:"file"`
+	Files   map[string]json.RawMessage `json:"files"`
+	Env     map[string]string          `json:"env"`
+	Context string                     `json:"context"`
+	Want    Context                    `json:"want"`
+	Error   string                     `json:"error"`
+}
+
 func TestResolve(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "config.json")
-	a := Context{URL: "http://a", APIKey: "key_a"}
-	b := Context{URL: "http://b", APIKey: "key_b"}
-	if err := Save(path, Config{Current: "a", Contexts: map[string]Context{"a": a, "b": b, "open": {URL: "http://o"}}}); err != nil {
+	data, err := os.ReadFile("testdata/cases.json")
+	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct {
-		name, context string
-		env           []string
-		want          Context
-		reason        string
-	}{
-		{name: "current", want: a},
-		{name: "by name", context: "b", want: b},
-		{name: "by variable", env: []string{EnvContext, "b"}, want: b},
-		{name: "unknown name", context: "c", reason: "context_not_found"},
-		{name: "environment alone", env: []string{EnvURL, "http://x", EnvAPIKey, "key_x"}, want: Context{"http://x", "key_x"}},
-		{name: "key of the environment", env: []string{EnvAPIKey, "key_x"}, want: Context{"http://a", "key_x"}},
-		{name: "a name wins over the environment", context: "b", env: []string{EnvURL, "http://x", EnvAPIKey, "key_x"}, want: b},
-		{name: "url with a stored key", env: []string{EnvURL, "http://b"}, want: b},
-		{name: "url without a key", env: []string{EnvURL, "http://x"}, reason: "no_api_key"},
-		{name: "context without a key", context: "open", reason: "no_api_key"},
-		{name: "bad url", env: []string{EnvURL, "nonsense", EnvAPIKey, "k"}, reason: "bad_url"},
-		{name: "file not there", env: []string{EnvPath, path + "x"}, reason: "not_configured"},
-	} {
-		got, err := Resolve(vars(append(c.env, EnvPath, path)...), c.context)
-		switch {
-		case c.reason != "" && sandbox.ReasonOf(err) != c.reason:
-			t.Errorf("%s: %v, %v; want reason %s", c.name, got, err, c.reason)
-		case c.reason == "" && (err != nil || got.Context != c.want || got.Origin == ""):
-			t.Errorf("%s: %+v, %v; want %+v", c.name, got, err, c.want)
-		}
+	var table struct {
+		About []string      `json:"about"`
+		Cases []resolveCase `json:"cases"`
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&table); err != nil || len(table.Cases) < 30 {
+		t.Fatalf("%d cases, %v", len(table.Cases), err)
+	}
+	for _, c := range table.Cases {
+		t.Run(c.Name, func(t *testing.T) {
+			got, err := Resolve(c.environment(t), c.Context)
+			switch {
+			case c.Error != "" && sandbox.ReasonOf(err) != c.Error:
+				t.Errorf("%+v, %v; want reason %s", got, err, c.Error)
+			case c.Error == "" && (err != nil || !sameURL(got.URL, c.Want.URL) || got.APIKey != c.Want.APIKey || got.Origin == ""):
+				t.Errorf("%+v, %v; want %+v", got, err, c.Want)
+			}
+			if err != nil && strings.Contains(err.Error(), "secret") {
+				t.Errorf("the message repeats a secret: %v", err)
+			}
+		})
 	}
 }
 
-func TestResolveReadsNoFileWhenTheEnvironmentIsComplete(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "config.json")
-	if err := os.WriteFile(path, []byte("broken"), 0o600); err != nil {
-		t.Fatal(err)
+// environment writes the files of a case and gives its variables.
+func (c *resolveCase) environment(t *testing.T) func(string) string {
+	dir := t.TempDir()
+	if len(c.Files) == 0 {
+		c.Env[EnvPath] = "$DIR/config.json"
 	}
-	if _, err := Resolve(vars(EnvPath, path, EnvURL, "http://x", EnvAPIKey, "k"), ""); err != nil {
+	if c.File != nil {
+		c.Files = map[string]json.RawMessage{"config.json": c.File}
+	}
+	for name, content := range c.Files {
+		var text string
+		if json.Unmarshal(content, &text) == nil { // as it is
+			content = []byte(text)
+		}
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func(k string) string { return strings.ReplaceAll(c.Env[k], "$DIR", dir) }
+}
+
+func TestNotConfiguredNamesTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.json")
+	_, err := Resolve(vars(EnvPath, path), "")
+	if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "sudo -E dsec up") {
 		t.Fatal(err)
 	}
 }
