@@ -10,10 +10,11 @@ import (
 )
 
 // MapUserNamespace gives ids 0 to count-1 of the new user namespace of process pid the host's ids from base on. It can be
-// done once per namespace.
+// done once per namespace. Project ids are mapped as well, although nothing uses them: that map can be written by anybody
+// inside, once, and would tell the next user of the namespace what the last one wrote.
 func MapUserNamespace(pid int, base, count uint32) error {
 	line := fmt.Appendf(nil, "0 %d %d", base, count)
-	for _, name := range []string{"uid_map", "gid_map"} {
+	for _, name := range []string{"uid_map", "gid_map", "projid_map"} {
 		if err := os.WriteFile("/proc/"+strconv.Itoa(pid)+"/"+name, line, 0); err != nil {
 			return fmt.Errorf("map ids from %d: %w", base, err)
 		}

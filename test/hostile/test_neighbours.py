@@ -102,6 +102,13 @@ def test_use_of_the_disk_is_not_shown(pair: tuple[Box, Box]) -> None:
     assert a.out("ls /sys/fs /sys/block /sys/kernel /sys/module /sys/devices/system 2>/dev/null; true").replace("\n", "").count("btrfs") == 0
 
 
+# For ::1, made, and for 60 s after its socket; making it counts nowhere.
+FLOW_LABEL = (
+    "import socket, struct\ns = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)\n"
+    "s.setsockopt(41, 32, bytes(15) + b'\\1' + struct.pack('>I', 0x12345) + struct.pack('=BBHHHI', 0, 1, 1, 0, 60, 0))"
+)
+
+
 def test_a_range_of_ids_is_clean_for_the_next(new_box) -> None:
     """Ranges and network slots are used again, one after another; nothing of the former sandbox is met."""
     seen: list[str] = []
@@ -110,9 +117,16 @@ def test_a_range_of_ids_is_clean_for_the_next(new_box) -> None:
             seen.append(box.out("awk '{print $2}' /proc/self/uid_map"))
             assert box.python("import ctypes; print(ctypes.CDLL(None).shmget(0x4545, 4096, 0o666))") == "-1"
             assert box.out("find / -xdev -name left-behind; cat /proc/net/tcp | wc -l; wc -l < /proc/net/unix").split() == ["1", "1"]
+            assert box.out("wc -l < /proc/self/projid_map; wc -l < /proc/net/ip6_flowlabel").split() == ["1", "1"]
+            assert box.sh("echo 5 5 5 > /proc/self/projid_map").exit_code != 0, "it can be written once, and stays in the namespace"
             box.out("touch /left-behind /tmp/left-behind /dev/shm/left-behind")
             box.python(
                 "import ctypes, socket\nctypes.CDLL(None).shmget(0x4545, 4096, 0o1666)\ns = socket.socket(); s.bind(('127.0.0.1', 999)); s.listen()\n"
                 "c = socket.socket(); c.connect(('127.0.0.1', 999)); s.accept()[0].close()"
             )
     assert len(seen) == 3
+    for _ in range(2):  # apart from the others, since what they do counts
+        with new_box() as box:
+            assert box.out("wc -l < /proc/net/ip6_flowlabel") == "1"
+            box.python(FLOW_LABEL)
+            assert box.out("wc -l < /proc/net/ip6_flowlabel") == "2"

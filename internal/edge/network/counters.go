@@ -14,11 +14,12 @@ import (
 type counters struct {
 	sockets   int    // of every family
 	timeWait  int    // TCP connections that are closed but remembered for a minute
-	protocols string // contents of the files in counterFiles
+	protocols string // contents of the files in stateFiles
 }
 
-// counterFiles hold the counters of interfaces and protocols, below /proc/<thread>/net.
-var counterFiles = []string{"dev", "snmp", "netstat", "snmp6"}
+// stateFiles hold the counters of interfaces and protocols, below /proc/<thread>/net, and the flow labels: one that lingers
+// outlives its socket, and making it counts nowhere.
+var stateFiles = []string{"dev", "snmp", "netstat", "snmp6", "ip6_flowlabel"}
 
 func (c counters) quiescent() bool { return c.sockets == 0 && c.timeWait == 0 }
 
@@ -43,9 +44,9 @@ func readCountersHere() (counters, error) {
 		return counters{}, err
 	}
 	var all bytes.Buffer
-	for _, name := range counterFiles {
+	for _, name := range stateFiles {
 		b, err := os.ReadFile(dir + name)
-		if err != nil && !os.IsNotExist(err) { // snmp6 is missing where IPv6 is off
+		if err != nil && !os.IsNotExist(err) { // snmp6 and flow labels are missing where IPv6 is off
 			return counters{}, err
 		}
 		all.Write(b)

@@ -5,8 +5,8 @@
 //
 //   - A slot belongs to the initial user namespace, not to the sandbox's. Root inside can bind port 80 and ping, because the
 //     slot's sysctls say so, but cannot change links, routes, packet filters or net sysctls, nor open raw sockets.
-//   - A slot goes to another sandbox only if it is as new: no socket, no connection in TIME_WAIT, and every counter that
-//     can be read inside (of interfaces and protocols) equal to a fresh slot's. A sandbox that used the network gets its
+//   - A slot goes to another sandbox only if it is as new: no socket, no connection in TIME_WAIT, no flow label, and every
+//     counter that can be read inside (of interfaces and protocols) equal to a fresh slot's. A sandbox that used the network gets its
 //     slot destroyed; most do not. That no process is left inside is for the caller: Release comes after the sandbox's
 //     control groups are gone, which cannot be removed while a process is in them.
 //   - The directory is the state. <run>/<n> is a slot, <run>/owners/<id> is a link to the number that a sandbox has. A

@@ -5,6 +5,7 @@ package network
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -208,6 +209,27 @@ func TestUsedSlotIsDestroyed(t *testing.T) {
 				}
 				defer syscall.Close(fd)
 				return syscall.Sendto(fd, []byte("x"), 0, &syscall.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}})
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() {}
+		},
+		"a flow label that lingers": func(t *testing.T, ns string) func() {
+			err := linux.InNetns(ns, func() error {
+				fd, err := syscall.Socket(syscall.AF_INET6, syscall.SOCK_DGRAM, 0)
+				if err != nil {
+					return err
+				}
+				defer syscall.Close(fd)
+				request := make([]byte, 32)                       // struct in6_flowlabel_req
+				request[15] = 1                                   // for ::1
+				binary.BigEndian.PutUint32(request[16:], 0x12345) // the message to the next one
+				request[21] = 1                                   // exclusive
+				binary.NativeEndian.PutUint16(request[22:], 1)    // make it
+				binary.NativeEndian.PutUint16(request[26:], 60)   // s to linger
+				const flowLabelManager = 32
+				return syscall.SetsockoptString(fd, syscall.IPPROTO_IPV6, flowLabelManager, string(request))
 			})
 			if err != nil {
 				t.Fatal(err)

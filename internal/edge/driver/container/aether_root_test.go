@@ -56,6 +56,10 @@ func TestRootRealAether(t *testing.T) {
 	if got := sh("score", "cat /proc/self/oom_score_adj /proc/1/oom_score_adj; echo -1 >/proc/self/oom_score_adj || echo refused"); !strings.HasPrefix(got, "0\n0\n") || !strings.Contains(got, "refused") {
 		t.Errorf("what the OOM killer thinks of commands: %q", got)
 	}
+	// What is written there stays in the user namespace, which others get.
+	if got := sh("projects", "wc -l </proc/self/projid_map; echo 5 5 5 >/proc/self/projid_map || wc -l </proc/self/projid_map"); !strings.HasPrefix(got, "1\n1\n") {
+		t.Errorf("the map of project ids could be written: %q", got)
+	}
 	for name, want := range hostile {
 		if !strings.Contains(name, "pid 1") {
 			continue

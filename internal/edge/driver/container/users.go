@@ -27,8 +27,8 @@ const (
 )
 
 // idRanges lends out ranges of ids, each with its user namespace bound at <dir>/<n>. A range is lent once at a time; namespaces
-// are used again, since nothing of a tenant stays in one: its sysctls cannot be written from inside, its budgets are
-// given back with its processes, and keyrings are refused.
+// are used again, since nothing of a tenant stays in one: its sysctls and maps cannot be written from inside, its budgets
+// are given back with its processes, and keyrings are refused.
 type idRanges struct {
 	dir      string
 	base     uint32
