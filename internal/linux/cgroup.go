@@ -1,10 +1,14 @@
 package linux
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -112,4 +116,45 @@ func KillIf(pid int, still func() bool) error {
 		return fmt.Errorf("kill %d: %w", pid, err)
 	}
 	return nil
+}
+
+// Bounds of the pauses between two looks at a cgroup whose processes are dying. Notifications of cgroup.events would come up
+// to 10 ms late: the kernel limits their rate.
+const (
+	minKillPause = 200 * time.Microsecond
+	maxKillPause = 10 * time.Millisecond
+)
+
+// KillCgroup kills every process in the v2 group dir and below, which no fork outruns, and waits until none is left. That
+// there is no such group is no error.
+func KillCgroup(ctx context.Context, dir string) error {
+	for pause := minKillPause; ; pause = min(2*pause, maxKillPause) {
+		// Every time: a process may just have been on its way in.
+		err := WriteControl(filepath.Join(dir, "cgroup.kill"), "1")
+		if err == nil {
+			var populated bool
+			if populated, err = cgroupPopulated(dir); err == nil && !populated {
+				return nil
+			}
+		}
+		if IsGone(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("kill control group: %w", err)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("kill control group: processes are still dying: %w", ctx.Err())
+		case <-timer.C:
+		}
+	}
+}
+
+func cgroupPopulated(dir string) (bool, error) {
+	var buf [256]byte
+	events, err := ReadControl(filepath.Join(dir, "cgroup.events"), buf[:])
+	return !bytes.Contains(events, []byte("populated 0\n")), err
 }

@@ -209,7 +209,7 @@ func raiseCapabilities() error {
 	return unix.Capset(&hdr, &data[0])
 }
 
-// retryFD is retry for calls that open something.
+// retryFD is retryEINTR for calls that open something.
 func retryFD(what string, f func() (int, error)) (int, error) {
 	for {
 		fd, err := f()

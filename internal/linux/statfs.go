@@ -45,6 +45,7 @@ func statfs(path string) (unix.Statfs_t, error) {
 	return st, nil
 }
 
+// retryEINTR repeats a call that a signal interrupted.
 func retryEINTR(call func() error) error {
 	for {
 		if err := call(); err != unix.EINTR {

@@ -38,7 +38,7 @@ func Lxattrs(path string) (map[string]string, error) {
 
 // Lsetxattr sets one extended attribute of path, which may be a symbolic link.
 func Lsetxattr(path, name, value string) error {
-	if err := retry(func() error { return unix.Lsetxattr(path, name, []byte(value), 0) }); err != nil {
+	if err := retryEINTR(func() error { return unix.Lsetxattr(path, name, []byte(value), 0) }); err != nil {
 		return &fs.PathError{Op: fmt.Sprintf("lsetxattr %q", name), Path: path, Err: err}
 	}
 	return nil
@@ -57,15 +57,6 @@ func xattrBuffer(f func([]byte) (int, error)) ([]byte, error) {
 			return nil, err
 		default:
 			return b[:n], nil
-		}
-	}
-}
-
-// retry repeats a call that a signal interrupted.
-func retry(call func() error) error {
-	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
 		}
 	}
 }

@@ -154,26 +154,16 @@ func (t *Tree) Create(ctx context.Context, id sandbox.ID, l sandbox.Limits) (dri
 	return p.cgroups, nil
 }
 
-// Kill kills every process of the sandbox with one write, which no fork outruns, and waits until none is left. Without groups
+// Kill kills every process of the sandbox and waits until none is left. Without groups
 // there is nothing to kill.
 func (t *Tree) Kill(ctx context.Context, id sandbox.ID) error {
 	if _, err := sandbox.ParseID(string(id)); err != nil {
 		return err
 	}
-	dir := filepath.Join(t.v2, string(id))
-	if err := linux.WriteControl(filepath.Join(dir, "cgroup.kill"), "1"); err != nil {
-		if linux.IsGone(err) {
-			return nil
-		}
+	if err := linux.KillCgroup(ctx, filepath.Join(t.v2, string(id))); err != nil {
 		return fmt.Errorf("kill the sandbox: %w", err)
 	}
-	return retry(ctx, func() (bool, error) {
-		populated, err := flatValue(filepath.Join(dir, "cgroup.events"), "populated")
-		if linux.IsGone(err) {
-			return true, nil
-		}
-		return populated == 0, err
-	})
+	return nil
 }
 
 // Remove kills what is in the groups of id and removes them. It returns when they are gone, or when ctx ends: then a later call

@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
 	"dsec/internal/edge/driver"
@@ -16,12 +12,8 @@ import (
 	"dsec/sandbox"
 )
 
-const (
-	// undoDeadline bounds the clean-up after a start that failed; what it leaves is Destroy's.
-	undoDeadline = 10 * time.Second
-
-	firstPause, longestPause = 200 * time.Microsecond, 20 * time.Millisecond
-)
+// undoDeadline bounds the clean-up after a start that failed; what it leaves is Destroy's.
+const undoDeadline = 10 * time.Second
 
 // Stop implements driver.Driver: SIGKILL to everything in the sandbox's groups at once.
 func (d *Driver) Stop(ctx context.Context, h driver.Handle) error {
@@ -79,49 +71,17 @@ func wasKilled(group string) bool {
 	return err == nil && attrs[killedMark] != ""
 }
 
-// killGroup kills all in a v2 group and below and waits until it is empty. A group that is not there is empty.
+// killGroup kills all in a v2 group and below and waits until it is empty. A group that is not there is empty. It kills also
+// what it cannot mark, and says so: then it is called again.
 func killGroup(ctx context.Context, group string) error {
 	if group == "" {
 		return nil
 	}
-	if err := linux.Lsetxattr(group, killedMark, "1"); err != nil && !gone(err) {
-		return fmt.Errorf("mark control group: %w", err)
+	err := linux.Lsetxattr(group, killedMark, "1") // before: whoever sees the group empty sees the mark
+	if linux.IsGone(err) {
+		err = nil
 	}
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		// Again every time: stage may have been between two groups.
-		err := os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0)
-		if gone(err) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("kill control group: %w", err)
-		}
-		populated, err := isPopulated(group)
-		if err != nil || !populated {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait until control group is empty: %w", ctx.Err())
-		case <-time.After(pause):
-		}
-	}
-}
-
-func isPopulated(group string) (bool, error) {
-	events, err := os.ReadFile(filepath.Join(group, "cgroup.events"))
-	if gone(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read control group's events: %w", err)
-	}
-	return !strings.Contains(string(events), "populated 0"), nil
-}
-
-// gone reports whether a control group was removed, before or while a file of it was used.
-func gone(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV)
+	return errors.Join(err, linux.KillCgroup(ctx, group))
 }
 
 // undoStart ends what a failed start left, whatever became of the request.
