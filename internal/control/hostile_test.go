@@ -1,12 +1,16 @@
 package control_test
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
+	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +20,7 @@ import (
 	dsecv1 "dsec/api/dsec/v1"
 	"dsec/internal/control"
 	"dsec/internal/control/apiserver"
+	"dsec/internal/control/edgetest"
 	"dsec/internal/control/iam"
 	"dsec/sandbox"
 )
@@ -119,6 +124,10 @@ func TestMalformedRequests(t *testing.T) {
 	p.publish("base", "base:latest", "")
 	id := p.mustCreate().GetId()
 	deep := strings.Repeat(`{"a":`, 20000)
+	undecodable := map[string]bool{
+		"no JSON": true, "empty": true, "an array": true, "two values": true, "deep": true, "unknown field": true, "twice the same": true,
+		"bad UTF-8": true, "bad UTF-8 in proto": true, "wrong type": true, "too large a number": true, "no proto": true,
+	}
 	for name, c := range map[string]struct {
 		path, contentType, body string
 		status                  int
@@ -163,15 +172,78 @@ func TestMalformedRequests(t *testing.T) {
 		if code != c.status {
 			t.Errorf("%s: %d instead of %d: %.300s", name, code, c.status, body)
 		}
-		if code != 415 {
-			if e := decodeError(t, body); e.Code == "" || e.Message == "" || strings.Contains(e.Message, "panic") {
-				t.Errorf("%s: %s", name, body)
-			}
+		e := decodeError(t, body)
+		if e.Code == "" || e.Message == "" || e.reason() == "" || strings.Contains(e.Message, "panic") {
+			t.Errorf("%s: %s", name, body)
+		}
+		want := map[int]string{415: "unsupported_content_type", 429: "request_too_large"}[c.status]
+		if undecodable[name] {
+			want = "malformed_request"
+		}
+		if want != "" && e.reason() != want {
+			t.Errorf("%s: %s instead of %s", name, e.reason(), want)
 		}
 	}
 	if n := len(p.edges[0].Live()); n != 1 {
 		t.Errorf("%d sandboxes", n)
 	}
+}
+
+// The same of a stream, whose errors come as its end.
+func TestMalformedRequestOfAStream(t *testing.T) {
+	p := start(t, nil)
+	const path = "/dsec.v1.SandboxService/CreateSandboxes"
+	envelope := func(body string) string {
+		return string(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body)))) + body
+	}
+	for name, c := range map[string]struct{ body, code, reason string }{
+		"no JSON":       {envelope(`{"spec":`), "invalid_argument", "malformed_request"},
+		"unknown field": {envelope(`{"spec":{"image":"base","memory":"1"}}`), "invalid_argument", "malformed_request"},
+		"no envelope":   {`{}`, "invalid_argument", "malformed_request"},
+		"cut envelope":  {envelope(`{"count":1}`)[:8], "invalid_argument", "malformed_request"},
+		"nothing":       {"", "unimplemented", "malformed_request"},
+		"over 1 MiB":    {envelope(`{"idempotencyKey":"` + strings.Repeat("a", 1<<20) + `"}`), "resource_exhausted", "request_too_large"},
+		"long envelope": {"\x00\xff\xff\xff\xff{}", "resource_exhausted", "request_too_large"},
+		"one of ours":   {envelope(`{"count":-1}`), "invalid_argument", "invalid_count"},
+	} {
+		r := io.MultiReader(strings.NewReader(c.body)) // chunked: its size is not announced
+		code, _, body := send(t, p.client, "POST", p.url+path, "", "application/connect+json", r)
+		if code != 200 || len(body) < 5 || body[0] != 2 {
+			t.Errorf("%s: %d %.300q", name, code, body)
+			continue
+		}
+		var end struct{ Error json.RawMessage }
+		ok(t, json.Unmarshal(body[5:], &end))
+		if e := decodeError(t, end.Error); e.Code != c.code || e.reason() != c.reason {
+			t.Errorf("%s: %s", name, body[5:])
+		}
+	}
+	if code, _, body := send(t, p.client, "POST", p.url+path, "", "application/json", strings.NewReader("{}")); code != 415 || decodeError(t, body).reason() != "unsupported_content_type" {
+		t.Errorf("%d %s", code, body)
+	}
+}
+
+// What the log says of requests: those that failed for our reasons stand out, and nobody can fill it with those that failed
+// for theirs.
+func TestWhatIsLoggedOfFailures(t *testing.T) {
+	p := start(t, nil)
+	for name, c := range map[string]struct {
+		auth, path, body, want string
+	}{
+		"no key":     {"Bearer x", createPath, "{}", "level=DEBUG msg=\"request failed\""},
+		"no request": {"", createPath, "{", "level=DEBUG msg=\"request failed\""},
+		"no such id": {"", "/dsec.v1.SandboxService/GetSandbox", `{"id":"x"}`, "level=DEBUG msg=\"request failed\""},
+	} {
+		before := len(p.log.String())
+		send(t, p.client, "POST", p.url+c.path, c.auth, "application/json", strings.NewReader(c.body))
+		edgetest.Eventually(t, name+" is logged", func() bool { return strings.Contains(p.log.String()[before:], c.want) })
+	}
+	p.edges[0].Vanish()
+	send(t, p.client, "POST", p.url+"/dsec.v1.SandboxService/ListSandboxes", "", "application/json", strings.NewReader("{}"))
+	edgetest.Eventually(t, "an edge that is away is a warning", func() bool {
+		return strings.Contains(p.log.String(), "level=WARN msg=\"request failed\"")
+	})
+	p.edges[0].Appear(t)
 }
 
 func TestSizeOfBodies(t *testing.T) {
@@ -191,17 +263,9 @@ func TestSizeOfBodies(t *testing.T) {
 		"announced": strings.NewReader(strings.Repeat("x", 20<<20+1)),
 		"chunked":   io.MultiReader(strings.NewReader(strings.Repeat("x", 20<<20+1))),
 	} {
-		r, err := http.NewRequestWithContext(t.Context(), "POST", p.url+execPath, c)
-		ok(t, err)
-		r.Header.Set("Content-Type", "application/json")
-		res, err := p.client.Do(r)
-		if err != nil { // the server may end the connection before the body is out
-			continue
+		if status, body := answerWhileSending(t, p, execPath, c); status != http.StatusTooManyRequests || decodeError(t, body).reason() != "request_too_large" {
+			t.Errorf("%s: %d %.200s", name, status, body)
 		}
-		if b, _ := io.ReadAll(res.Body); res.StatusCode != http.StatusTooManyRequests || !strings.Contains(string(b), "resource_exhausted") {
-			t.Errorf("%s: %s %.200s", name, res.Status, b)
-		}
-		res.Body.Close()
 	}
 	// Small on the wire, large in memory.
 	var bomb bytes.Buffer
@@ -215,9 +279,36 @@ func TestSizeOfBodies(t *testing.T) {
 	bres, err := p.client.Do(r)
 	ok(t, err)
 	defer bres.Body.Close()
-	if bres.StatusCode != http.StatusTooManyRequests {
-		t.Errorf("%s", bres.Status)
+	if b, _ := io.ReadAll(bres.Body); bres.StatusCode != http.StatusTooManyRequests || decodeError(t, b).reason() != "request_too_large" {
+		t.Errorf("%s %.200s", bres.Status, b)
 	}
+}
+
+// answerWhileSending reads the answer while the body is on its way: a server that refuses it need not read it to its end, and
+// http.Client can then lose the answer.
+func answerWhileSending(t *testing.T, p *platform, path string, body io.Reader) (int, []byte) {
+	t.Helper()
+	c := dial(t, p)
+	head := "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer " + p.key + "\r\n"
+	sized, announced := body.(*strings.Reader)
+	go func() { // errors: the server may have enough of it
+		if announced {
+			io.WriteString(c, head+"Content-Length: "+itoa(sized.Len())+"\r\n\r\n")
+			io.Copy(c, body)
+			return
+		}
+		io.WriteString(c, head+"Transfer-Encoding: chunked\r\n\r\n")
+		w := httputil.NewChunkedWriter(c)
+		io.Copy(w, body)
+		w.Close()
+		io.WriteString(c, "\r\n")
+	}()
+	res, err := http.ReadResponse(bufio.NewReader(c), nil)
+	ok(t, err)
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	ok(t, err)
+	return res.StatusCode, b
 }
 
 func dial(t *testing.T, p *platform) net.Conn {
@@ -235,7 +326,7 @@ func TestSlowBody(t *testing.T) {
 	fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", createPath, p.key)
 	b, err := io.ReadAll(c) // until the server closes
 	ok(t, err)
-	if !bytes.Contains(b, []byte("400 Bad Request")) && !bytes.Contains(b, []byte("504")) && !bytes.Contains(b, []byte("408")) && !bytes.Contains(b, []byte("500")) {
+	if !bytes.Contains(b, []byte("HTTP/1.1 504 Gateway Timeout\r\n")) || !bytes.Contains(b, []byte(`"reason":"request_too_slow"`)) {
 		t.Errorf("%s", b)
 	}
 	// A slow upload of an archive too, and it leaves nothing.
@@ -314,5 +405,27 @@ func TestSlowBodyWithoutAKey(t *testing.T) {
 	b, err := io.ReadAll(c) // until the server closes
 	if err != nil || !bytes.Contains(b, []byte("401 Unauthorized")) {
 		t.Errorf("%v %s", err, b)
+	}
+}
+
+// Health needs no key, so whoever asks for it may not hold a connection either.
+func TestSlowBodyOfAHealthCheck(t *testing.T) {
+	p := start(t, func(o *control.Options) { o.BodyIdle = 50 * time.Millisecond })
+	c := dial(t, p)
+	io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+	ok(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
+	b, err := io.ReadAll(c) // until the server closes
+	if err != nil || !bytes.Contains(b, []byte("200 OK")) {
+		t.Errorf("%v %s", err, b)
+	}
+	// Without a body the connection can be used again, however long after.
+	c = dial(t, p)
+	br := bufio.NewReader(c)
+	for range 2 {
+		io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+		res, err := http.ReadResponse(br, nil)
+		ok(t, err)
+		io.Copy(io.Discard, res.Body)
+		time.Sleep(100 * time.Millisecond) // twice the idle time of bodies
 	}
 }

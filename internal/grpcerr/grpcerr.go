@@ -36,6 +36,14 @@ var classCodes = map[sandbox.Class]codes.Code{
 	sandbox.DataLoss:           codes.DataLoss,
 }
 
+// Code is a class's code on the wire.
+func Code(c sandbox.Class) codes.Code {
+	if code, ok := classCodes[c]; ok {
+		return code
+	}
+	return codes.Internal
+}
+
 var codeClasses = func() map[codes.Code]sandbox.Class {
 	m := make(map[codes.Code]sandbox.Class, len(classCodes))
 	for class, code := range classCodes {
@@ -51,7 +59,7 @@ func ToStatus(err error) error {
 		return nil
 	}
 	e := sandbox.AsError(err)
-	st := status.New(classCodes[e.Class], e.Message)
+	st := status.New(Code(e.Class), e.Message)
 	if detailed, derr := st.WithDetails(Info(e)); derr == nil { // fails only for facts that are not UTF-8
 		st = detailed
 	}

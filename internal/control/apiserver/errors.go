@@ -1,8 +1,11 @@
 package apiserver
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 
@@ -12,21 +15,8 @@ import (
 	"dsec/sandbox"
 )
 
-var codes = map[sandbox.Class]connect.Code{
-	sandbox.Internal:           connect.CodeInternal,
-	sandbox.InvalidArgument:    connect.CodeInvalidArgument,
-	sandbox.Unauthenticated:    connect.CodeUnauthenticated,
-	sandbox.PermissionDenied:   connect.CodePermissionDenied,
-	sandbox.NotFound:           connect.CodeNotFound,
-	sandbox.AlreadyExists:      connect.CodeAlreadyExists,
-	sandbox.FailedPrecondition: connect.CodeFailedPrecondition,
-	sandbox.ResourceExhausted:  connect.CodeResourceExhausted,
-	sandbox.DeadlineExceeded:   connect.CodeDeadlineExceeded,
-	sandbox.Canceled:           connect.CodeCanceled,
-	sandbox.Unavailable:        connect.CodeUnavailable,
-	sandbox.Unsupported:        connect.CodeUnimplemented,
-	sandbox.DataLoss:           connect.CodeDataLoss,
-}
+// wireCode is a class's code. Connect's numbers are gRPC's.
+func wireCode(c sandbox.Class) connect.Code { return connect.Code(grpcerr.Code(c)) }
 
 // noSandbox is the one answer for ids that are unknown, foreign, or of an edge that does not exist. The edge uses the same
 // words on byte routes, whose answers pass as they are.
@@ -52,7 +42,7 @@ func about(id sandbox.ID, err error) error {
 
 // toConnect is the one place where errors become wire errors. A cause stays here, for the log.
 func toConnect(e *sandbox.Error) *connect.Error {
-	err := connect.NewError(codes[e.Class], errors.New(e.Message))
+	err := connect.NewError(wireCode(e.Class), errors.New(e.Message))
 	if d, derr := connect.NewErrorDetail(grpcerr.Info(e)); derr == nil { // fails only for facts that are not UTF-8
 		err.AddDetail(d)
 	}
@@ -66,10 +56,39 @@ func classify(err error) *sandbox.Error {
 	case errors.As(err, &big):
 		return sandbox.AsError(tooLarge(big.Limit))
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return sandbox.Errorf(sandbox.DeadlineExceeded, "request_too_slow", "the request's body made no progress for too long").WithCause(err)
+		return sandbox.Errorf(sandbox.DeadlineExceeded, reasonTooSlow, "the request's body made no progress for too long").WithCause(err)
 	}
 	return sandbox.AsError(err)
 }
+
+// refused says in our words what Connect refused by itself, with its code: what came was no request that it can read.
+func (x *exchange) refused(code, message string) *sandbox.Error {
+	if x.bodyErr != nil {
+		if e := classify(x.bodyErr); e.Class != sandbox.Internal {
+			return e
+		}
+	}
+	if code == connect.CodeUnknown.String() || x.bodyErr != nil { // Connect's own word for what it could not read
+		return sandbox.Errorf(sandbox.InvalidArgument, reasonMalformed, "the request's body broke off").WithCause(errors.Join(x.bodyErr, errors.New(message)))
+	}
+	class := sandbox.ClassByName(code)
+	switch class {
+	case sandbox.Internal:
+		return sandbox.AsError(errors.New(message))
+	case sandbox.Canceled, sandbox.DeadlineExceeded:
+		return sandbox.Errorf(class, class.String(), "%s", message)
+	case sandbox.ResourceExhausted:
+		return sandbox.Errorf(class, reasonTooLarge, "%s", message)
+	}
+	return sandbox.Errorf(class, reasonMalformed, "%s", message)
+}
+
+const (
+	reasonMalformed = "malformed_request"
+	reasonTooLarge  = "request_too_large"
+	reasonTooSlow   = "request_too_slow"
+	reasonWrongType = "unsupported_content_type"
+)
 
 var errorWriter = connect.NewErrorWriter()
 
@@ -94,9 +113,19 @@ func (translator) note(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	e := classify(err)
-	exchangeOf(ctx).failure = e
-	return toConnect(e)
+	x := exchangeOf(ctx)
+	var known *sandbox.Error
+	var refusal *connect.Error // a stream's request is read within the interceptor, and nothing else there makes one
+	if !errors.As(err, &known) && errors.As(err, &refusal) {
+		code := refusal.Code()
+		if code == connect.CodeInternal { // Connect's "protocol error"
+			code = connect.CodeUnknown
+		}
+		x.failure = x.refused(code.String(), refusal.Message())
+	} else {
+		x.failure = classify(err)
+	}
+	return toConnect(x.failure)
 }
 
 func (t translator) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
@@ -117,4 +146,52 @@ func (t translator) WrapStreamingHandler(next connect.StreamingHandlerFunc) conn
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		return t.note(ctx, next(ctx, conn))
 	}
+}
+
+// explained makes the errors of a Connect handler like all others. What it answers before any of our code runs, to a request
+// that it cannot read, is held back and replaced.
+func explained(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := w.(*exchange)
+		held := &heldBack{exchange: x}
+		h.ServeHTTP(held, r)
+		if held.code == 0 {
+			return
+		}
+		if held.code == http.StatusUnsupportedMediaType {
+			x.status = held.code
+			x.fail(r, sandbox.Errorf(sandbox.InvalidArgument, reasonWrongType, "a body of type %.100q is not taken here; Accept-Post lists what is", r.Header.Get("Content-Type")))
+			return
+		}
+		var wire struct{ Code, Message string }
+		if err := json.Unmarshal(held.body.Bytes(), &wire); err != nil {
+			x.fail(r, fmt.Errorf("connect answered %d and no error: %w", held.code, err))
+			return
+		}
+		x.fail(r, x.refused(wire.Code, wire.Message))
+	})
+}
+
+// heldBack keeps an answer that tells of an error, unless it is one of ours.
+type heldBack struct {
+	*exchange
+	code int
+	body bytes.Buffer
+}
+
+// WriteHeader holds errors back.
+func (h *heldBack) WriteHeader(code int) {
+	if code >= 400 && h.failure == nil {
+		h.code = code
+		return
+	}
+	h.exchange.WriteHeader(code)
+}
+
+// Write holds errors back.
+func (h *heldBack) Write(b []byte) (int, error) {
+	if h.code != 0 {
+		return h.body.Write(b)
+	}
+	return h.exchange.Write(b)
 }

@@ -19,7 +19,9 @@ type exchange struct {
 	control *http.ResponseController
 	who     iam.Identity
 
+	status   int // answer with this one, whatever the failure's class has; 0 = no
 	code     int
+	bodyErr  error // that ended the request's body
 	writeErr error
 	failure  *sandbox.Error
 	release  launch.Release // of the sandbox in the answer
@@ -30,17 +32,13 @@ type exchangeKey struct{}
 func exchangeOf(ctx context.Context) *exchange { return ctx.Value(exchangeKey{}).(*exchange) }
 
 // exchange authenticates a request, lets it be handled, and looks after its answer.
-func (s *Server) exchange(w http.ResponseWriter, r *http.Request, mux *http.ServeMux) {
-	x := &exchange{ResponseWriter: w, control: http.NewResponseController(w)}
+func (s *Server) exchange(x *exchange, r *http.Request, mux *http.ServeMux) {
 	began := s.o.Now()
 	defer s.finish(x, r, began)
-	if r.Body != nil && r.Body != http.NoBody {
-		x.readWithin(s.o.BodyIdle) // also for those who are refused: the server reads what they send to its end
-	}
 	who, err := s.o.IAM.Authenticate(r.Context(), r.Header.Get("Authorization"))
 	r.Header.Del("Authorization") // nothing further in needs it, so nothing further in can leak it
 	if err != nil {
-		w.Header().Set("WWW-Authenticate", "Bearer")
+		x.Header().Set("WWW-Authenticate", "Bearer")
 		x.fail(r, err)
 		return
 	}
@@ -55,11 +53,11 @@ func (s *Server) finish(x *exchange, r *http.Request, began time.Time) {
 		if err := x.control.Flush(); err != nil && x.writeErr == nil {
 			x.writeErr = err
 		}
-		x.release(x.writeErr == nil && r.Context().Err() == nil)
+		x.release(x.writeErr == nil && x.failure == nil && r.Context().Err() == nil)
 	}
 	ctx, level, msg := r.Context(), slog.LevelDebug, "request"
-	if x.failure != nil && x.failure.Class != sandbox.Canceled {
-		level, msg = slog.LevelWarn, "request failed"
+	if x.failure != nil {
+		level, msg = failureLevel(x.failure.Class), "request failed"
 	}
 	if !s.o.Log.Enabled(ctx, level) {
 		return
@@ -77,11 +75,23 @@ func (s *Server) finish(x *exchange, r *http.Request, began time.Time) {
 	s.o.Log.LogAttrs(ctx, level, msg, attrs...)
 }
 
+// failureLevel is high for what an operator can do something about. Who can merely reach the port cannot fill the log.
+func failureLevel(c sandbox.Class) slog.Level {
+	switch c {
+	case sandbox.Internal, sandbox.DataLoss, sandbox.Unavailable, sandbox.DeadlineExceeded:
+		return slog.LevelWarn
+	}
+	return slog.LevelDebug
+}
+
 // Unwrap is for http.ResponseController.
 func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 
 // WriteHeader notes the code.
 func (x *exchange) WriteHeader(code int) {
+	if x.status != 0 {
+		code = x.status
+	}
 	if x.code < 200 { // informational answers are followed by another
 		x.code = code
 	}
@@ -140,8 +150,11 @@ type movingBody struct {
 func (b *movingBody) Read(p []byte) (int, error) {
 	b.x.readWithin(b.idle)
 	n, err := b.ReadCloser.Read(p)
-	if errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
 		b.x.readWithin(0)
+	case err != nil:
+		b.x.bodyErr = err
 	}
 	return n, err
 }

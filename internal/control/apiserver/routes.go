@@ -41,7 +41,7 @@ func (s *Server) table() []route {
 	_, environments := dsecv1connect.NewEnvironmentServiceHandler(environmentService{s}, options...)
 	_, system := dsecv1connect.NewSystemServiceHandler(systemService{s}, options...)
 	rpc := func(procedure string, p iam.Permission, h http.Handler) route {
-		return route{"POST " + procedure, p, int64(messageLimit(procedure)), s.o.BodyIdle, h}
+		return route{"POST " + procedure, p, int64(messageLimit(procedure)), s.o.BodyIdle, explained(h)}
 	}
 	const files, commands = "/v1/sandboxes/{id}/files", "/v1/sandboxes/{id}/commands/{cmd}/"
 	return []route{
@@ -93,12 +93,16 @@ func (s *Server) build() http.Handler {
 		mux.Handle(r.pattern, s.guard(r))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := &exchange{ResponseWriter: w, control: http.NewResponseController(w)}
+		if r.Body != nil && r.Body != http.NoBody {
+			x.readWithin(s.o.BodyIdle) // whoever it is and whatever they get: the server reads what they send to its end
+		}
 		if r.URL.Path == healthPath && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 			_, _ = w.Write([]byte("ok\n")) // the prober went away
 			return
 		}
-		s.exchange(w, r, mux)
+		s.exchange(x, r, mux)
 	})
 }
 
@@ -136,5 +140,5 @@ func (s *Server) guard(rt route) http.Handler {
 }
 
 func tooLarge(limit int64) error {
-	return sandbox.Errorf(sandbox.ResourceExhausted, "request_too_large", "the request's body is larger than the %d bytes that this route takes", limit)
+	return sandbox.Errorf(sandbox.ResourceExhausted, reasonTooLarge, "the request's body is larger than the %d bytes that this route takes", limit)
 }
