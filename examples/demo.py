@@ -80,8 +80,10 @@ def local_runs() -> tuple[Outcome, list[Outcome]]:
 
     with tempfile.TemporaryDirectory() as tmp:
         with tarfile.open(ARCHIVE) as tar:
-            # Debian 12's own Python has no filters yet; the archive is of our own making.
-            tar.extractall(tmp, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(tmp, filter="data")
+            else:  # Debian 12's own Python; the archive is of our own making
+                tar.extractall(tmp)
         root = Path(tmp) / PROJECT
         before, after = run(root), []
         for edit in EDITS:

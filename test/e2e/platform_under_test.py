@@ -13,9 +13,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from libdsec import DSecClient
 
@@ -59,7 +60,7 @@ class Platform:
 
     # ---- the daemons
 
-    def __enter__(self) -> Platform:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,13 +68,12 @@ class Platform:
 
     def start(self, **env: str) -> None:
         """Starts `dsec up` in the foreground, as a child of ours, and waits until it is ready."""
-        log = open(self.base / "log", "ab")
         command = [BIN / "dsec", "up", "--data-dir", self.data, "--run-dir", self.run, "--listen", f"127.0.0.1:{self.port}"]
-        self.up = subprocess.Popen(
-            [*map(str, command), *self.flags],
-            env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-        log.close()
+        with open(self.base / "log", "ab") as log:
+            self.up = subprocess.Popen(
+                [*map(str, command), *self.flags],
+                env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
         wait_for("the platform is ready", self._ready, 60)
 
     def _ready(self) -> bool:
@@ -168,10 +168,10 @@ class Platform:
     # ---- clients
 
     def dsec(self, *args: object, check: bool = True, timeout: float = 60, text: bool = True, **more: object) -> subprocess.CompletedProcess:
-        more.setdefault("stdin", subprocess.DEVNULL) if "input" not in more else None
-        done = subprocess.run(
-            [str(BIN / "dsec"), *map(str, args)], env=self.env, capture_output=True, text=text, timeout=timeout, **more
-        )  # type: ignore[call-overload]
+        if "input" not in more:
+            more.setdefault("stdin", subprocess.DEVNULL)
+        command = [str(BIN / "dsec"), *map(str, args)]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=text, timeout=timeout, **more)  # type: ignore[call-overload]
         if check:
             assert done.returncode == 0, f"dsec {args}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -182,7 +182,7 @@ class Platform:
     def client(self) -> DSecClient:
         return DSecClient(self.url, self.key())
 
-    def call(self, method: str, request: dict[str, object], *, timeout: float = 30) -> tuple[int, dict]:
+    def call(self, method: str, request: Mapping[str, object], *, timeout: float = 30) -> tuple[int, dict]:
         """One raw request to the public API: the status and the answer's JSON. For what the SDK hides or mends."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:

@@ -13,7 +13,7 @@ from platform_under_test import IMAGE, ROOT, Platform, wait_for
 
 from libdsec import DSecContainerRunArgs
 
-REPORTS = "A1 A2 A4 A5 A7 A8 A22 A23 A25 A26 A37 B1 B2 B5 B11 B14 B16 B17 B19 B20 E1 E4 E5 E8 E14 G1 G7".split()  # noqa: SIM905 - a row of words
+REPORTS = "A1 A2 A4 A5 A7 A8 A22 A23 A25 A26 A37 B1 B2 B5 B11 B14 B16 B17 B19 B20 E1 E4 E5 E8 E14 G1 G7".split()
 
 
 def rows() -> dict[str, str]:
@@ -66,7 +66,7 @@ def test_delete_goes_on_without_its_caller(platform: Platform) -> None:
             head = f"POST /dsec.v1.SandboxService/DeleteSandbox HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {platform.key()}\r\n"
             with socket.create_connection(("127.0.0.1", platform.port)) as s:
                 s.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-                wait_for("the delete was heard", lambda id=sandbox: platform.call("GetSandbox", {"id": id})[1]["sandbox"]["state"] != "STATE_READY")
+                wait_for("the delete was heard", lambda: platform.call("GetSandbox", {"id": sandbox})[1]["sandbox"]["state"] != "STATE_READY")
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # the close is a reset
         wait_for("nothing of them is left on the host", lambda: not platform.ids_on_host() & set(made))
         assert not set(platform.dsec("ps", "-q").stdout.split()) & set(made)

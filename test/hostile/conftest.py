@@ -1,4 +1,4 @@
-"""Fixtures of the tests that attack a sandbox from the inside. Run with `-c test/e2e/pytest.ini`, or together with test/e2e."""
+"""Fixtures of the tests that attack a sandbox from the inside."""
 
 from __future__ import annotations
 

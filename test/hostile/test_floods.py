@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attacked import ATTACKS, Box, reason, wait_for
+from attacked import ATTACKS, reason, wait_for
 
 from libdsec import DSecError, State
 

@@ -27,10 +27,7 @@ def test_sockets(pair: tuple[Box, Box]) -> None:
     a, b = pair
     server = a.sandbox.start(["python3", "-c", LISTEN])
     assert next(iter(server.iter_stdout())) == b"listening\n"
-    code = (
-        "import socket\nfor f, where in ((1, '\\0meeting'), (2, ('127.0.0.1', 4242))):\n"
-        "  try: socket.socket(f).connect(where); print('reached')\n  except ConnectionRefusedError: print('refused')"
-    )
+    code = "import socket\nfor f, where in ((1, '\\0meeting'), (2, ('127.0.0.1', 4242))):\n  try: socket.socket(f).connect(where); print('reached')\n  except ConnectionRefusedError: print('refused')"
     assert a.python(code) == "reached\nreached"
     assert b.python(code) == "refused\nrefused"
     assert "meeting" not in b.out("cat /proc/net/unix") and "1092" not in b.out("cat /proc/net/tcp")
@@ -104,8 +101,7 @@ def test_use_of_the_disk_is_not_shown(pair: tuple[Box, Box]) -> None:
 
 # For ::1, made, and for 60 s after its socket; making it counts nowhere.
 FLOW_LABEL = (
-    "import socket, struct\ns = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)\n"
-    "s.setsockopt(41, 32, bytes(15) + b'\\1' + struct.pack('>I', 0x12345) + struct.pack('=BBHHHI', 0, 1, 1, 0, 60, 0))"
+    "import socket, struct\ns = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)\ns.setsockopt(41, 32, bytes(15) + b'\\1' + struct.pack('>I', 0x12345) + struct.pack('=BBHHHI', 0, 1, 1, 0, 60, 0))"
 )
 
 

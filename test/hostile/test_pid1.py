@@ -114,10 +114,7 @@ def test_accounts_of_a_replaced_passwd(new_box) -> None:
             assert box.out("id -u") == "0"
             assert box.out("id -u", user="1234:5") == "1234"
             assert reason(lambda: box.sh("true", user="bob")) == "user_not_found"
-        box.python(
-            "import os; [os.unlink('/etc/' + f) for f in ('passwd', 'group')]\n"
-            "open('/etc/passwd', 'w').write('a::0:0:::\\n' * 300000)\nopen('/etc/group', 'w').write('a::0:\\n' * 300000)\n"
-        )
+        box.python("import os; [os.unlink('/etc/' + f) for f in ('passwd', 'group')]\nopen('/etc/passwd', 'w').write('a::0:0:::\\n' * 300000)\nopen('/etc/group', 'w').write('a::0:\\n' * 300000)\n")
         for _ in range(5):
             assert box.out("touch /etc/passwd /etc/group; echo fine", user="0") == "fine"
         for user in ("65536", "4294967295", "0:99999999", "4294967296"):

@@ -42,9 +42,7 @@ def test_recursive_read_of_proc_and_sys(box: Box) -> None:
 def test_nothing_of_proc_and_sys_can_be_written(box: Box) -> None:
     places = "/proc/sys /proc/bus /proc/irq /proc/fs /sys"
     # Writable by their mode, and not on a read-only mount, only what belongs to processes.
-    found = box.out(
-        f"for f in $(find {places} /proc/sysrq-trigger -type f 2>/dev/null); do if ( : >> $f ) 2>/dev/null; then echo $f; fi; done"
-    )
+    found = box.out(f"for f in $(find {places} /proc/sysrq-trigger -type f 2>/dev/null); do if ( : >> $f ) 2>/dev/null; then echo $f; fi; done")
     assert found == ""
     assert box.sh("echo c > /proc/sysrq-trigger").exit_code != 0
     for key in ("kernel/core_pattern", "kernel/modprobe", "vm/drop_caches", "user/max_user_namespaces", "net/ipv4/ip_forward", "kernel/ns_last_pid"):
