@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -18,7 +19,7 @@ import (
 )
 
 // bodyIdle is how long a peer may neither send nor take a byte before its connection is cut. There is no bound on a whole
-// transfer.
+// transfer, and none on a pause of a running command's input.
 const bodyIdle = time.Minute
 
 // ByteHandler serves the byte routes of ARCHITECTURE.md. Grants come in the header Dsec-Grant.
@@ -247,6 +248,20 @@ func closeWhenGone(r *http.Request, c io.Closer) (stop func()) {
 	return func() { close(done); <-exited }
 }
 
+// untilEnd lets the reads of a request's body wait for as long as a command runs: a person may think for hours, and a client
+// that is gone closes its connection. After that bodyIdle is left, for what is on its way, and for the server, which reads an
+// unread body to its end.
+func untilEnd(ctx context.Context, rc *http.ResponseController, c GuestCommand) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		_ = c.Wait(ctx) // until the command's end, its sandbox's, or stop
+		_ = rc.SetReadDeadline(time.Now().Add(bodyIdle))
+	}()
+	return func() { cancel(); <-exited }
+}
+
 // putStdin writes input at an offset; the answer is the offset up to which the command has been given input.
 func (e *Edge) putStdin(w http.ResponseWriter, r *http.Request, in *instance) error {
 	if _, err := in.live(); err != nil {
@@ -264,7 +279,9 @@ func (e *Edge) putStdin(w http.ResponseWriter, r *http.Request, in *instance) er
 	if err != nil {
 		return err
 	}
-	at, err := c.WriteStdin(r.Context(), offset, &steady{rc: http.NewResponseController(w), r: r.Body}, end)
+	stop := untilEnd(r.Context(), http.NewResponseController(w), c)
+	at, err := c.WriteStdin(r.Context(), offset, r.Body, end)
+	stop()
 	if err != nil {
 		return err
 	}
