@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"regexp"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -117,10 +116,8 @@ func (e *Edge) sourcesOf(layers []*dsecv1.Layer) ([]rootfs.Source, error) {
 	return out, nil
 }
 
-var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
-
 func (e *Edge) fileOf(b *dsecv1.Blob) (rootfs.File, error) {
-	if !digestForm.MatchString(b.GetDigest()) || b.GetSize() < 0 {
+	if !image.ValidDigest(b.GetDigest()) || b.GetSize() < 0 {
 		return rootfs.File{}, sandbox.Errorf(sandbox.InvalidArgument, "invalid_layers", "%q is not the digest of a blob", clip(b.GetDigest()))
 	}
 	path, err := e.o.BlobPath(b.GetDigest())

@@ -13,7 +13,8 @@
 //     and once more when it returns.
 //   - Nothing serves before Recover has ended: until then, and again after Shutdown or Detach began, every call gets
 //     Unavailable.
-//   - Recover ends what was half made. Only a sandbox that was acknowledged as ready lives on.
+//   - Recover ends what was half made. A sandbox lives on once it was ready and the journal says so, also if the edge died
+//     before its caller was told.
 //   - A request costs no timer: idleness is looked at when it could have begun, see wakeups.
 //   - GetSandbox and ListSandboxes do not count as activity: looking at a sandbox must not keep it alive.
 //   - Foreign and unknown ids get the same answer, from one function (lookup).
@@ -26,7 +27,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +35,7 @@ import (
 	"dsec/internal/edge/failpoint"
 	"dsec/internal/edge/journal"
 	"dsec/internal/grant"
+	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
@@ -144,11 +145,10 @@ func (o *Options) complete() error {
 		return errors.New("edge options are incomplete")
 	}
 	if o.BootID == "" {
-		b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-		if err != nil {
-			return fmt.Errorf("reading boot id: %w", err)
+		var err error
+		if o.BootID, err = linux.BootID(); err != nil {
+			return err
 		}
-		o.BootID = strings.TrimSpace(string(b))
 	}
 	if o.Host == nil {
 		o.Host = &procHost{}

@@ -197,7 +197,8 @@ func StartTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return parseStartTime(data)
+	stat, err := ParseProcessStat(data)
+	return stat.Start, err
 }
 
 // IsHeld reports whether a process that started so long ago, to some 10 ms, is stopped, traced or in a sleep that a signal
@@ -210,20 +211,16 @@ func IsHeld(pid int, age time.Duration) (bool, error) {
 	return isHeld(data, age)
 }
 
-func isHeld(stat []byte, age time.Duration) (bool, error) {
-	start, err := parseStartTime(stat)
-	if err != nil {
-		return false, err
-	}
-	fields, err := statFields(stat)
-	if err != nil || !bytes.ContainsAny(fields[statState], "STt") {
+func isHeld(data []byte, age time.Duration) (bool, error) {
+	stat, err := ParseProcessStat(data)
+	if err != nil || stat.State != 'S' && stat.State != 'T' && stat.State != 't' {
 		return false, err
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
 		return false, fmt.Errorf("read clock: %w", err)
 	}
-	return time.Duration(now.Nano())-time.Duration(start)*(time.Second/ticksPerSecond) >= age, nil
+	return time.Duration(now.Nano())-time.Duration(stat.Start)*(time.Second/ticksPerSecond) >= age, nil
 }
 
 func readStat(pid int) ([]byte, error) {
@@ -240,35 +237,54 @@ func readStat(pid int) ([]byte, error) {
 // ticksPerSecond is the kernel's USER_HZ, the same on every machine.
 const ticksPerSecond = 100
 
+// A ProcessStat is what /proc/<pid>/stat says of a process.
+type ProcessStat struct {
+	Name   string
+	State  byte
+	Parent int
+	Kernel bool   // it is a thread of the kernel
+	Start  uint64 // clock ticks since boot
+}
+
 // Fields of /proc/<pid>/stat, counted behind the name.
 const (
-	statState = 3 - 3
-	statStart = 22 - 3
-	statExit  = 52 - 3
+	statState  = 3 - 3
+	statParent = 4 - 3
+	statFlags  = 9 - 3
+	statStart  = 22 - 3
+	statExit   = 52 - 3
+
+	flagKernelThread = 0x00200000
 )
 
-// statFields splits what is behind the program's name, which may hold anything.
+// ParseProcessStat parses /proc/<pid>/stat. The name is in brackets and may hold anything, so the last bracket counts.
+func ParseProcessStat(stat []byte) (ProcessStat, error) {
+	fields, err := statFields(stat)
+	if err != nil {
+		return ProcessStat{}, err
+	}
+	if len(fields) <= statStart {
+		return ProcessStat{}, errors.New("process stat is too short")
+	}
+	parent, err1 := strconv.ParseInt(string(fields[statParent]), 10, 32)
+	flags, err2 := strconv.ParseUint(string(fields[statFlags]), 10, 64)
+	start, err3 := strconv.ParseUint(string(fields[statStart]), 10, 64)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return ProcessStat{}, fmt.Errorf("process stat: %w", err)
+	}
+	name := stat[bytes.IndexByte(stat, '(')+1 : bytes.LastIndexByte(stat, ')')]
+	return ProcessStat{
+		Name: string(name), State: fields[statState][0], Parent: int(parent), Kernel: flags&flagKernelThread != 0, Start: start,
+	}, nil
+}
+
+// statFields splits what is behind the program's name.
 func statFields(stat []byte) ([][]byte, error) {
-	end := bytes.LastIndexByte(stat, ')')
-	if end < 0 {
+	begin, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	if begin < 0 || end < begin {
 		return nil, errors.New("process stat without a name")
 	}
 	return bytes.Fields(stat[end+1:]), nil
-}
-
-func parseStartTime(stat []byte) (uint64, error) {
-	fields, err := statFields(stat)
-	if err != nil {
-		return 0, err
-	}
-	if len(fields) <= statStart {
-		return 0, errors.New("process stat is too short")
-	}
-	t, err := strconv.ParseUint(string(fields[statStart]), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("process start time: %w", err)
-	}
-	return t, nil
 }
 
 // HardNofile is the most descriptors that this process may allow another one.

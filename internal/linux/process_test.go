@@ -23,24 +23,32 @@ func TestStartTimeOfThisProcess(t *testing.T) {
 }
 
 // The name of a program may look like the rest of the line.
-func TestParseStartTime(t *testing.T) {
-	const rest = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20"
-	for _, name := range []string{"sh", "a b", ") S 1 2 3", "(((", ""} {
-		if got, err := parseStartTime([]byte("7 (" + name + ")" + rest)); err != nil || got != 4242 {
-			t.Errorf("%q: %d, %v", name, got, err)
+func TestParseProcessStat(t *testing.T) {
+	const rest = " S 1 2 3 4 5 4194560 7 8 9 10 11 12 13 14 15 16 17 18 4242 20"
+	for _, name := range []string{"sh", "a b", ") S 1 2 3", "(((", "a (b) c", ""} {
+		want := ProcessStat{Name: name, State: 'S', Parent: 1, Start: 4242}
+		if got, err := ParseProcessStat([]byte("7 (" + name + ")" + rest)); err != nil || got != want {
+			t.Errorf("%q: %+v, %v", name, got, err)
 		}
 	}
-	for _, bad := range []string{"", "7 sh S 1", "7 (sh) S 1 2 3", "7 (sh) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 x 20"} {
-		if got, err := parseStartTime([]byte(bad)); err == nil {
-			t.Errorf("%q: %d", bad, got)
+	if got, err := ParseProcessStat([]byte("7 (sh)" + strings.Replace(rest, "4194560", "69238880", 1))); err != nil || !got.Kernel {
+		t.Errorf("a kernel thread: %+v, %v", got, err)
+	}
+	for _, bad := range []string{
+		"", ")(", "7 (sh", "7 sh S 1", "7 (sh) S 1 2 3", "7 (sh) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 x 20",
+		"7 (sh)" + strings.Replace(rest, "4194560", "x", 1), "7 (sh)" + strings.Replace(rest, " 1 ", " x ", 1),
+	} {
+		if got, err := ParseProcessStat([]byte(bad)); err == nil {
+			t.Errorf("%q: %+v", bad, got)
 		}
 	}
 }
 
-func FuzzStartTime(f *testing.F) {
+func FuzzProcessStat(f *testing.F) {
 	f.Add([]byte("7 (sh) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20"))
 	f.Add([]byte("7 ()"))
-	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = parseStartTime(b) })
+	f.Add([]byte(")("))
+	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = ParseProcessStat(b) })
 }
 
 func TestWaitForAChild(t *testing.T) {

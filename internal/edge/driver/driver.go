@@ -106,12 +106,3 @@ type Exit struct {
 	Code   int
 	Signal int
 }
-
-// Optional powers. The edge asks with a type assertion.
-type (
-	// A Pauser can freeze a sandbox.
-	Pauser interface {
-		Pause(ctx context.Context, h Handle) error
-		Resume(ctx context.Context, h Handle) error
-	}
-)

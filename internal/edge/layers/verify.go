@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strings"
 	"syscall"
 
 	"dsec/internal/image"
@@ -28,7 +27,7 @@ func validate(s rootfs.Source) error {
 		return sandbox.Errorf(sandbox.InvalidArgument, "bad_layer", "a layer with %d data blobs; at most %d", len(s.Data), image.MaxBlobs)
 	}
 	for _, f := range append([]rootfs.File{s.Metadata}, s.Data...) {
-		if !strings.HasPrefix(f.Digest, "sha256:") || !isKey(f.Digest[len("sha256:"):]) || f.Size < 0 {
+		if !image.ValidDigest(f.Digest) || f.Size < 0 {
 			return sandbox.Errorf(sandbox.InvalidArgument, "bad_layer", "%.80q of %d bytes is no file of a layer", f.Digest, f.Size)
 		}
 	}
@@ -44,13 +43,8 @@ func keyOf(s rootfs.Source) string {
 	return hexSum(h)
 }
 
-// isKey reports whether s is 64 lower-case hexadecimal digits.
-func isKey(s string) bool {
-	if len(s) != hex.EncodedLen(sha256.Size) {
-		return false
-	}
-	return strings.Trim(s, "0123456789abcdef") == ""
-}
+// isKey reports whether s may be a layer's key, which has the form of a digest without its kind.
+func isKey(s string) bool { return image.ValidDigest("sha256:" + s) }
 
 func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 

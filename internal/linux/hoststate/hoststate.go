@@ -6,7 +6,6 @@
 package hoststate
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -157,6 +155,37 @@ func (s State) addNetns() error {
 }
 
 func (s State) addProcesses() error {
+	return eachProcess(func(pid int, p linux.ProcessStat) {
+		if !p.Kernel {
+			s.add(Process, "%s", lineOf(pid, p))
+		}
+	})
+}
+
+// Descendants lists the processes that descend from pid, as Snapshot names them.
+func Descendants(pid int) ([]string, error) {
+	stats := make(map[int]linux.ProcessStat)
+	if err := eachProcess(func(pid int, p linux.ProcessStat) { stats[pid] = p }); err != nil {
+		return nil, err
+	}
+	var out []string
+	for n, p := range stats {
+		for at := p.Parent; at > 0; at = stats[at].Parent {
+			if at == pid {
+				out = append(out, lineOf(n, p))
+				break
+			}
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+func lineOf(pid int, p linux.ProcessStat) string {
+	return fmt.Sprintf("%d %s started %d", pid, p.Name, p.Start)
+}
+
+func eachProcess(visit func(pid int, p linux.ProcessStat)) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
@@ -170,38 +199,13 @@ func (s State) addProcesses() error {
 		if err != nil {
 			continue // ended meanwhile
 		}
-		p, err := parseStat(stat)
+		p, err := linux.ParseProcessStat(stat)
 		if err != nil {
 			return err
 		}
-		if !p.kernel {
-			s.add(Process, "%d %s started %s", pid, p.comm, p.start)
-		}
+		visit(pid, p)
 	}
 	return nil
-}
-
-type process struct {
-	comm, start string
-	kernel      bool
-}
-
-// parseStat parses /proc/<pid>/stat. The name is in brackets and may hold brackets and spaces itself, so the last one counts.
-func parseStat(b []byte) (process, error) {
-	const flags, start, pfKthread = 9 - 3, 22 - 3, 0x00200000 // fields are numbered from 1; the third follows the name
-	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
-	if open < 0 || end < open {
-		return process{}, fmt.Errorf("process stat %.100q has no name", b)
-	}
-	fields := strings.Fields(string(b[end+1:]))
-	if len(fields) <= start {
-		return process{}, fmt.Errorf("process stat %.100q is too short", b)
-	}
-	f, err := strconv.ParseUint(fields[flags], 10, 64)
-	if err != nil {
-		return process{}, fmt.Errorf("process stat %.100q has no flags", b)
-	}
-	return process{comm: string(b[open+1 : end]), start: fields[start], kernel: f&pfKthread != 0}, nil
 }
 
 func (s State) addBPF() error {

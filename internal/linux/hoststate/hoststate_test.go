@@ -1,11 +1,14 @@
 package hoststate
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestDiff(t *testing.T) {
@@ -24,32 +27,28 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-const stat = "7 (a (b) c) S 1 7 7 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 123456 0 0"
-
-func TestParseStat(t *testing.T) {
-	p, err := parseStat([]byte(stat))
-	if err != nil || p != (process{comm: "a (b) c", start: "123456"}) {
-		t.Errorf("got %+v, %v", p, err)
+func TestDescendantsAreSeen(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "sleep 100 & wait")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
-	p, err = parseStat([]byte(strings.Replace(stat, "4194560", "69238880", 1)))
-	if err != nil || !p.kernel {
-		t.Errorf("a kernel thread: %+v, %v", p, err)
-	}
-	for _, bad := range []string{"", "7 a S 1", "7 (a", "7 (a) S 1", strings.Replace(stat, "4194560", "x", 1), ")("} {
-		if p, err := parseStat([]byte(bad)); err == nil {
-			t.Errorf("%q gives %+v", bad, p)
+	pid := fmt.Sprint(cmd.Process.Pid)
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		all, err := Descendants(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-}
-
-func FuzzParseStat(f *testing.F) {
-	f.Add([]byte(stat))
-	f.Add([]byte("1 (x) "))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if p, err := parseStat(b); err == nil && p.start == "" {
-			t.Error("no start time")
+		text := strings.Join(all, "\n")
+		if strings.Contains(text, pid+" sh started") && strings.Contains(text, " sleep started") {
+			break
 		}
-	})
+		if time.Now().After(deadline) {
+			t.Fatalf("descendants: %s", text)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
 }
 
 func TestFilesAndDescriptorsAreSeen(t *testing.T) {

@@ -27,7 +27,7 @@ func makeHandle(id sandbox.ID, rec record) (driver.Handle, error) {
 // parseHandle checks a handle. One without data, of a Create whose answer was lost, gives an empty record.
 func parseHandle(h driver.Handle) (record, error) {
 	switch {
-	case !validID.MatchString(string(h.ID)):
+	case !isID(string(h.ID)):
 		return record{}, fmt.Errorf("handle with the id %q", h.ID)
 	case h.Driver != "" && h.Driver != Name:
 		return record{}, fmt.Errorf("handle of driver %q given to %q", h.Driver, Name)
@@ -47,7 +47,7 @@ func parseHandle(h driver.Handle) (record, error) {
 
 func checkSpec(s driver.Spec) error {
 	switch {
-	case !validID.MatchString(string(s.ID)):
+	case !isID(string(s.ID)):
 		return fmt.Errorf("create: id %q", s.ID)
 	case !filepath.IsAbs(s.Rootfs.Upper.Dir):
 		return fmt.Errorf("create: upper directory %q", s.Rootfs.Upper.Dir)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 
 	"dsec/sandbox"
 )
@@ -25,7 +24,11 @@ type record struct {
 
 const maxRecord = 64 << 10
 
-var validID = regexp.MustCompile(`^[a-z][a-z0-9]{19,31}$`)
+// isID reports whether s may become a path: a name that was listed, or the id of a handle.
+func isID(s string) bool {
+	_, err := sandbox.ParseID(s)
+	return err == nil
+}
 
 // records is the directory of record files, one per sandbox, named by its id.
 type records struct{ dir string }
@@ -58,7 +61,7 @@ func (r records) write(id sandbox.ID, rec record, flags int) error {
 
 // read returns the newest state. os.ErrNotExist if there is no record.
 func (r records) read(id sandbox.ID) (record, error) {
-	if !validID.MatchString(string(id)) {
+	if !isID(string(id)) {
 		return record{}, fmt.Errorf("record of %q: %w", id, os.ErrNotExist)
 	}
 	data, err := os.ReadFile(r.path(id))
@@ -112,7 +115,7 @@ func (r records) list() ([]sandbox.ID, error) {
 	}
 	var ids []sandbox.ID
 	for _, e := range entries {
-		if validID.MatchString(e.Name()) {
+		if isID(e.Name()) {
 			ids = append(ids, sandbox.ID(e.Name()))
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"dsec/sandbox"
 )
 
-const someID sandbox.ID = "saaaaabbbbbbbbbbbbbbbbcc"
+var someID = sandbox.NewID("aaaaa")
 
 func TestRecordRoundTrip(t *testing.T) {
 	r := records{dir: t.TempDir()}

@@ -105,8 +105,12 @@ func (d *Driver) Sweep(ctx context.Context, keep map[sandbox.ID]bool) ([]sandbox
 	if err != nil {
 		return nil, fmt.Errorf("list sockets: %w", err)
 	}
+	recorded := make(map[sandbox.ID]bool, len(found))
+	for _, id := range found {
+		recorded[id] = true
+	}
 	for _, s := range sockets {
-		if id := sandbox.ID(s.Name()); validID.MatchString(s.Name()) && !slices.Contains(found, id) {
+		if id := sandbox.ID(s.Name()); isID(s.Name()) && !recorded[id] {
 			found = append(found, id)
 		}
 	}

@@ -18,13 +18,15 @@ func (d *Driver) watch(id sandbox.ID, b *box, process *linux.Process) error {
 	b.process = process
 	if d.closed { // Detach came between; the record has it
 		process.Close()
+		b.closeLog()
 		return errDetached
 	}
 	d.boxes[id] = b
 	d.watchers.Go(func() {
 		exit, err := process.Wait()
-		if errors.Is(err, os.ErrClosed) {
-			return // detached: the sandbox goes on
+		if errors.Is(err, os.ErrClosed) { // detached: the sandbox goes on
+			b.closeLog()
+			return
 		}
 		if err != nil {
 			d.log.Error("cannot wait for aether", "sandbox_id", id, "error", err)
@@ -35,6 +37,13 @@ func (d *Driver) watch(id sandbox.ID, b *box, process *linux.Process) error {
 		close(b.done)
 	})
 	return nil
+}
+
+// closeLog gives back what aether's last words would have been read from. The watcher does it, or who finds that there is none.
+func (b *box) closeLog() {
+	if b.log != nil {
+		b.log.Close()
+	}
 }
 
 // logLastWords logs what aether wrote: normally nothing, else why it died.
