@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -20,6 +21,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
 	dsecv1 "dsec/api/dsec/v1"
 	edgev1 "dsec/api/edge/v1"
 	"dsec/internal/edge/cgroup"
@@ -27,6 +31,7 @@ import (
 	"dsec/internal/edge/driver/container"
 	"dsec/internal/edge/layers"
 	"dsec/internal/edge/network"
+	"dsec/internal/edge/policy"
 	"dsec/internal/edge/upper"
 	"dsec/internal/grant"
 	"dsec/internal/linux/hoststate"
@@ -47,6 +52,8 @@ type realHost struct {
 	mounts    *layers.Mounts
 	driver    *container.Driver
 	opened    []Sweeper
+
+	programIDs []string // of the device programs
 }
 
 func rootMust(t testing.TB, err error) {
@@ -120,15 +127,73 @@ func (r *realHost) leave(before hoststate.State) {
 	r.compare(before)
 }
 
-// compare looks for what was there only because of this test: others work on the machine at the same time.
+// compare looks for what was there only because of this test: others work on the machine at the same time. Descriptors count
+// by what they lead to, since their numbers come again.
 func (r *realHost) compare(before hoststate.State) {
 	r.Helper()
-	after, err := hoststate.Snapshot()
-	rootMust(r, err)
-	for _, d := range hoststate.Diff(before, after) {
-		if strings.Contains(d, string(r.code)) || strings.Contains(d, r.run) || strings.Contains(d, r.data) {
-			r.Errorf("left on the host: %s", d)
+	var after hoststate.State
+	var left []string
+	for range 200 { // the kernel frees programs in the background
+		var err error
+		after, err = hoststate.Snapshot()
+		rootMust(r, err)
+		left = slices.DeleteFunc(hoststate.Diff(before, after), func(d string) bool {
+			mine := strings.Contains(d, string(r.code)) || strings.Contains(d, r.run) || strings.Contains(d, r.data)
+			return !mine && !slices.ContainsFunc(r.programIDs, func(id string) bool { return strings.Contains(d, "program "+id+" ") })
+		})
+		if len(left) == 0 {
+			break
 		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if len(left) > 0 {
+		r.Errorf("left on the host: %q", left)
+	}
+	was, is := descriptors(before), descriptors(after)
+	for class, n := range is {
+		if n > was[class] {
+			r.Errorf("left open: %d of %s, were %d", n, class, was[class])
+		}
+	}
+	children, err := hoststate.Descendants(os.Getpid())
+	rootMust(r, err)
+	if len(children) > 0 {
+		r.Errorf("processes are left: %q", children)
+	}
+}
+
+// descriptors counts those of this process by what they lead to: "socket", "anon_inode:[pidfd]", a path.
+func descriptors(s hoststate.State) map[string]int {
+	out := make(map[string]int)
+	for i, n := range s {
+		if i.Kind != hoststate.FD {
+			continue
+		}
+		_, class, _ := strings.Cut(i.Name, " ")
+		for _, kind := range []string{"socket", "pipe", "net", "mnt", "user"} {
+			if strings.HasPrefix(class, kind+":[") {
+				class = kind
+			}
+		}
+		out[class] += n
+	}
+	return out
+}
+
+// attachDevices is what the wiring does with the tree, and notes which programs are on it.
+func (r *realHost) attachDevices() {
+	r.Helper()
+	rootMust(r, policy.AttachDevices(r.tree.Root()))
+	group, err := os.Open(r.tree.Root())
+	rootMust(r, err)
+	defer group.Close()
+	attached, err := link.QueryPrograms(link.QueryOptions{Target: int(group.Fd()), Attach: ebpf.AttachCGroupDevice})
+	rootMust(r, err)
+	for _, p := range attached.Programs {
+		r.programIDs = append(r.programIDs, fmt.Sprint(p.ID))
+	}
+	if len(attached.Programs) == 0 {
+		r.Error("no device program is attached")
 	}
 }
 
@@ -182,6 +247,7 @@ func (r *realHost) openParts() {
 	r.tree, err = cgroup.Open(ctx, cgroup.Options{Name: "dsec-" + string(r.code), Log: log})
 	rootMust(r, err)
 	r.opened = append(r.opened, r.tree)
+	r.attachDevices()
 	r.pool, err = upper.Open(ctx, upper.Options{DataDir: r.data, RunDir: r.run, Bytes: 4 << 30, Log: log})
 	rootMust(r, err)
 	r.opened = append(r.opened, r.pool)
