@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -41,6 +42,9 @@ type Source struct {
 type Options struct {
 	MaxMessage int           // longest message taken, in bytes; 0 = MaxControl
 	Timeout    time.Duration // longest time that one write may wait for the peer; 0 = for ever
+	// Contain makes a panic of the Handler or of a Source the connection's end, as a violation: for who serves thousands of
+	// hostile peers, and must not fall with a mistake that one of them found.
+	Contain bool
 }
 
 // A Conn sends and receives frames on a net.Conn, which it owns.
@@ -49,6 +53,7 @@ type Conn struct {
 	raw     syscall.RawConn // nil if the connection has no descriptor
 	reader  *reader
 	timeout time.Duration
+	contain bool
 
 	done    chan struct{}
 	writers sync.WaitGroup // the goroutine that writes what the kernel did not take
@@ -66,7 +71,7 @@ func NewConn(nc net.Conn, o Options) *Conn {
 	if o.MaxMessage == 0 {
 		o.MaxMessage = MaxControl
 	}
-	c := &Conn{nc: nc, reader: newReader(nc, o.MaxMessage), timeout: o.Timeout, done: make(chan struct{})}
+	c := &Conn{nc: nc, reader: newReader(nc, o.MaxMessage), timeout: o.Timeout, contain: o.Contain, done: make(chan struct{})}
 	if sc, ok := nc.(syscall.Conn); ok {
 		c.raw, _ = sc.SyscallConn()
 	}
@@ -82,16 +87,30 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.nc.SetReadDeadline(
 // Serve reads frames until the connection ends and says why: io.EOF if the peer closed it. It flushes what handlers
 // posted each time it has read all that had arrived.
 func (c *Conn) Serve(h Handler) error {
-	var err error
+	c.fail(c.read(h))
+	c.writers.Wait()
+	return c.Err()
+}
+
+func (c *Conn) read(h Handler) (err error) {
+	defer c.contained()
 	for err == nil {
 		if c.reader.idle() {
 			c.Flush()
 		}
 		err = c.reader.next(h)
 	}
-	c.fail(err)
-	c.writers.Wait()
-	return c.Err()
+	return err
+}
+
+// contained is deferred where code of the Handler or of a Source runs. See Options.Contain.
+func (c *Conn) contained() {
+	if !c.contain {
+		return
+	}
+	if p := recover(); p != nil {
+		c.fail(violation("handling it panicked: %v\n%s", p, debug.Stack()))
+	}
 }
 
 // Post queues a message. It is sent by the next Flush, which Serve makes after each batch of frames.

@@ -13,6 +13,7 @@ var batches = sync.Pool{New: func() any { b := make([]byte, 0, 2<<10); return &b
 // Flush writes what is queued, as far as the kernel takes it at once; a goroutine writes the rest. If somebody is
 // writing already, they will.
 func (c *Conn) Flush() {
+	defer c.contained()
 	c.mu.Lock()
 	if c.writing || c.err != nil || (len(c.control) == 0 && len(c.sources) == 0) {
 		c.mu.Unlock()
@@ -52,6 +53,7 @@ func (c *Conn) background(first *[]byte) {
 		return
 	}
 	c.writers.Go(func() {
+		defer c.contained()
 		for buf := first; ; buf = nil {
 			if buf == nil {
 				if buf = c.gather(); buf == nil {
