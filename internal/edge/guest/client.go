@@ -25,6 +25,12 @@ const (
 	firstBackoff   = 200 * time.Microsecond
 	maxBackoff     = 50 * time.Millisecond
 
+	shortLife     = time.Second           // a connection that lived less was not worth it
+	firstRest     = 10 * time.Millisecond // after such a one, doubled with each in a row
+	maxRest       = 3 * time.Second
+	maxShort      = 12          // such in a row end the client: some 15 s
+	quietAfterLog = time.Minute // broken connections are logged once in that time
+
 	defaultKeep    = 1024
 	keepUnreleased = 16 // more than wait for a lost answer at once; each costs aether memory at rest
 )
@@ -128,9 +134,13 @@ func (c *Client) greet(ctx context.Context) (*link, []*aetherv1.CommandStatus, e
 	return l, known, nil
 }
 
-// supervise waits for the end of each connection and makes the next one.
+// supervise waits for the end of each connection and makes the next one. An aether that greets and hangs up again costs no
+// more than a few attempts: see shortLife.
 func (c *Client) supervise(l *link) {
+	var short, unlogged int
+	var logged time.Time
 	for {
+		began := time.Now()
 		select {
 		case <-l.conn.Done():
 		case <-c.ctx.Done():
@@ -151,7 +161,23 @@ func (c *Client) supervise(l *link) {
 			c.end(violation("see the edge's log"))
 			return
 		}
-		c.o.Log.Info("connection to aether broke", "sandbox_id", c.o.ID, "error", err)
+		if unlogged++; time.Since(logged) >= quietAfterLog {
+			c.o.Log.Info("connection to aether broke", "sandbox_id", c.o.ID, "error", err, "times", unlogged)
+			logged, unlogged = time.Now(), 0
+		}
+		if short++; time.Since(began) >= shortLife {
+			short = 0
+		}
+		if short >= maxShort {
+			c.end(violation("it ends every connection at once"))
+			return
+		}
+		if short > 0 {
+			select {
+			case <-time.After(min(firstRest<<(short-1), maxRest)):
+			case <-c.ctx.Done():
+			}
+		}
 		ctx, cancel := context.WithTimeout(c.ctx, reconnectTime)
 		next, known, err := c.dial(ctx, true)
 		cancel()

@@ -47,7 +47,6 @@ type Command struct {
 	link      *link // nil while there is no connection
 	stream    uint32
 	request   *aetherv1.Start // nil once started, or if adopted
-	adopted   bool            // an earlier edge started it
 	started   bool
 	done      bool
 	err       error // why it could not be started, or is no longer known
@@ -73,8 +72,8 @@ func newCommand(c *Client, id string) *Command {
 // adoptedCommand is one that an earlier edge started.
 func adoptedCommand(c *Client, id string) *Command {
 	m := newCommand(c, id)
-	m.adopted, m.started = true, true
-	m.stdin = &input{m: m, channel: wire.Stdin}
+	m.started = true
+	m.stdin = &input{m: m, channel: wire.Stdin, unknown: true}
 	for i := range m.out {
 		m.out[i].recover()
 	}
@@ -113,16 +112,15 @@ func (c *Client) Start(ctx context.Context, id string, cmd sandbox.Command) (*Co
 	if !sandbox.ValidCommandID(id) {
 		return nil, sandbox.Errorf(sandbox.InvalidArgument, "invalid_command", "a command id has 1 to 64 letters, digits, _ and -")
 	}
-	l, err := c.current(ctx)
-	if err != nil {
+	if _, err := c.current(ctx); err != nil {
 		return nil, err
 	}
-	m, isNew, err := c.reserve(id, cmd)
+	m, l, err := c.reserve(id, cmd)
 	if err != nil {
 		return nil, err
 	}
 	c.changed(true)
-	if isNew {
+	if l != nil {
 		m.resume(l)
 		l.conn.Flush()
 	}
@@ -132,21 +130,22 @@ func (c *Client) Start(ctx context.Context, id string, cmd sandbox.Command) (*Co
 	return m, nil
 }
 
-// reserve finds the command or makes one.
-func (c *Client) reserve(id string, cmd sandbox.Command) (m *Command, isNew bool, err error) {
+// reserve finds the command or makes one, which is to be started on l, if that is not nil. A connection fetched earlier may
+// have been replaced, and the next one begun with, before the command was in the list.
+func (c *Client) reserve(id string, cmd sandbox.Command) (m *Command, l *link, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil || c.closed {
-		return nil, false, errors.Join(c.err, errClosed)
+		return nil, nil, errors.Join(c.err, errClosed)
 	}
 	if m := c.commands[id]; m != nil {
-		return m, false, nil
+		return m, nil, nil
 	}
 	m = newCommand(c, id)
 	m.prepare(cmd)
 	c.commands[id] = m
 	c.running++
-	return m, true, nil
+	return m, c.link, nil
 }
 
 func (m *Command) prepare(cmd sandbox.Command) {
@@ -335,7 +334,8 @@ func (m *Command) Kill(ctx context.Context, signal int) error {
 	if signal == 0 || !m.started {
 		m.killed = append(m.killed, signal)
 	}
-	if m.link == l {
+	if m.link != nil { // it may be newer than the one that was there above
+		l = m.link
 		err = l.post(wire.MsgKill, m.stream, &aetherv1.Kill{Signal: int32(signal)})
 	}
 	m.mu.Unlock()

@@ -50,8 +50,11 @@ func (m *Command) onStarted(e *aetherv1.Started) error {
 		}
 	}
 	if m.request == nil { // only now is it known how much of its input aether has
-		if m.stdin != nil && m.adopted && m.stdin.most == m.stdin.base {
-			m.stdin.base, m.stdin.sent, m.stdin.most = e.StdinOffset, e.StdinOffset, e.StdinOffset
+		if m.stdin != nil && m.stdin.unknown {
+			if err := m.stdin.found(e.StdinOffset); err != nil {
+				return err
+			}
+			m.stdin.unknown = false
 		}
 		for _, in := range []*input{m.script, m.stdin} {
 			if in != nil {
@@ -146,17 +149,26 @@ func (m *Command) ack(channel uint8, offset uint64, broken bool) error {
 	if in == nil {
 		return violation("an acknowledgement of no input")
 	}
-	if m.adopted && !m.attached && offset > in.most {
-		in.base, in.sent, in.most = offset, offset, offset // another edge sent it
-		return nil
+	if in.unknown {
+		if err := in.found(offset); err != nil {
+			return err
+		}
 	}
 	return in.ack(offset, broken)
 }
 
 func (m *Command) onExit(e *aetherv1.Exit) error {
+	if err := m.exit(e); err != nil {
+		return err
+	}
+	m.c.ended(m)
+	return nil
+}
+
+func (m *Command) exit(e *aetherv1.Exit) error {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	if err := m.checkExit(e); err != nil {
-		m.mu.Unlock()
 		return err
 	}
 	r := &m.result
@@ -171,8 +183,6 @@ func (m *Command) onExit(e *aetherv1.Exit) error {
 			_ = m.link.conn.PostAck(m.stream, uint8(i)+wire.Stdout, uint64(b.size), false)
 		}
 	}
-	m.mu.Unlock()
-	m.c.ended(m)
 	return nil
 }
 

@@ -67,11 +67,8 @@ func (c *Client) request(ctx context.Context, t wire.Type, m proto.Message) (*fi
 	}
 	c.changed(true)
 	f := &fileTransfer{link: l}
-	if f.stream, err = l.open(f); err != nil {
+	if err := f.open(t == wire.MsgWriteFile); err != nil {
 		return nil, errBroken
-	}
-	if t == wire.MsgWriteFile {
-		f.src = &wire.Source{Stream: f.stream, Channel: wire.Stdin, Fill: f.fill}
 	}
 	if err := l.post(t, f.stream, m); err != nil {
 		l.forget(f.stream)
@@ -79,6 +76,16 @@ func (c *Client) request(ctx context.Context, t wire.Type, m proto.Message) (*fi
 	}
 	l.conn.Flush()
 	return f, nil
+}
+
+// open holds the lock, since frames on the stream may come before it is used: its number can be guessed.
+func (f *fileTransfer) open(write bool) (err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stream, err = f.link.open(f); err == nil && write {
+		f.src = &wire.Source{Stream: f.stream, Channel: wire.Stdin, Fill: f.fill}
+	}
+	return err
 }
 
 func (f *fileTransfer) message(t wire.Type, payload []byte) error {
@@ -214,6 +221,11 @@ func (c *Client) ReadFile(ctx context.Context, r FileRead) (FileInfo, io.ReadClo
 	f.mu.Unlock()
 	if err != nil {
 		f.link.forget(f.stream)
+		return FileInfo{}, nil, err
+	}
+	if info.Length > max(0, info.Size-min(info.Size, uint64(r.Offset))) || (r.Length > 0 && info.Length > uint64(r.Length)) {
+		err := violation("more of a file than was asked for")
+		f.abort(err)
 		return FileInfo{}, nil, err
 	}
 	return FileInfo{

@@ -488,7 +488,7 @@ func TestReconnect(t *testing.T) {
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for {
+		for range maxShort / 2 {
 			select {
 			case <-stop:
 				return
@@ -508,6 +508,32 @@ func TestReconnect(t *testing.T) {
 	}
 	if got := readAll(t, m, 1); got != string(in)+"end\n" {
 		t.Errorf("%d bytes of %d came back, or others", len(got), len(in)+4)
+	}
+}
+
+// A command that is asked for while its connection is replaced is started on the new one.
+func TestStartAgainstAReconnect(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	ctx := testContext(t)
+	old, err := c.current(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.cut()
+	for l := old; l == old; {
+		if l, err = c.current(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, l, err := c.reserve(newID(), shell("true"))
+	if err != nil || l == old || l == nil {
+		t.Fatalf("to be started on %p, the old connection is %p: %v", l, old, err)
+	}
+	m.resume(l)
+	l.conn.Flush()
+	if err := m.Wait(ctx); err != nil {
+		t.Error(err)
 	}
 }
 

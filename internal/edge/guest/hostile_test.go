@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -25,6 +27,8 @@ type fakeAether struct {
 	conn   *wire.Conn
 	script func(f *fakeAether, t wire.Type, stream uint32, payload []byte)
 	known  []*aetherv1.CommandStatus
+	data   func(f *fakeAether, stream uint32, offset uint64, b []byte) // may be nil
+	panics bool                                                        // the edge is to panic, and to bear it
 }
 
 func (f *fakeAether) Message(t wire.Type, stream uint32, payload []byte) error {
@@ -35,8 +39,13 @@ func (f *fakeAether) Message(t wire.Type, stream uint32, payload []byte) error {
 	f.script(f, t, stream, payload)
 	return nil
 }
-func (f *fakeAether) Data(uint32, uint8, uint64, []byte, wire.Flags) error { return nil }
-func (f *fakeAether) Ack(uint32, uint8, uint64, bool) error                { return nil }
+func (f *fakeAether) Data(stream uint32, _ uint8, offset uint64, b []byte, _ wire.Flags) error {
+	if f.data != nil {
+		f.data(f, stream, offset, b)
+	}
+	return nil
+}
+func (f *fakeAether) Ack(uint32, uint8, uint64, bool) error { return nil }
 
 func (f *fakeAether) post(t wire.Type, stream uint32, m proto.Message) {
 	b, err := proto.Marshal(m)
@@ -55,6 +64,10 @@ func (f *fakeAether) output(stream uint32, channel uint8, offset uint64, b strin
 
 // hostile connects a Client to a scripted aether.
 func hostile(t testing.TB, known []*aetherv1.CommandStatus, script func(f *fakeAether, t wire.Type, stream uint32, payload []byte)) (*Client, error) {
+	return hostileWith(t, fakeAether{known: known, script: script})
+}
+
+func hostileWith(t testing.TB, like fakeAether) (*Client, error) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var conns []net.Conn
@@ -63,7 +76,7 @@ func hostile(t testing.TB, known []*aetherv1.CommandStatus, script func(f *fakeA
 		mu.Lock()
 		conns = append(conns, b)
 		mu.Unlock()
-		f := &fakeAether{t: t, conn: wire.NewConn(b, wire.Options{MaxMessage: 1 << 22}), script: script, known: known}
+		f := &fakeAether{t: t, conn: wire.NewConn(b, wire.Options{MaxMessage: 1 << 22}), script: like.script, known: like.known, data: like.data}
 		wg.Go(func() { _ = f.conn.Serve(f) })
 		return a, nil
 	}
@@ -75,9 +88,15 @@ func hostile(t testing.TB, known []*aetherv1.CommandStatus, script func(f *fakeA
 		mu.Unlock()
 		wg.Wait()
 	})
-	c, err := Connect(testContext(t), Options{ID: "hostile", Key: make([]byte, 32), Dial: dial, OutputDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	var logs bytes.Buffer
+	c, err := Connect(testContext(t), Options{ID: "hostile", Key: make([]byte, 32), Dial: dial, OutputDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&logs, nil))})
 	if err == nil {
-		t.Cleanup(func() { c.Close() })
+		t.Cleanup(func() {
+			c.Close()
+			if strings.Contains(logs.String(), "panicked") != like.panics {
+				t.Errorf("a panic: %v; want %v\n%s", !like.panics, like.panics, logs.String())
+			}
+		})
 	}
 	return c, err
 }
@@ -107,7 +126,12 @@ func TestViolationsEndTheClient(t *testing.T) {
 		"output on stdin":       func(f *fakeAether, s uint32) { f.output(s, wire.Stdin, 0, "x") },
 		"output of no stream":   func(f *fakeAether, s uint32) { f.output(s+9, wire.Stdout, 0, "x") },
 		"ack of no input":       func(f *fakeAether, s uint32) { _ = f.conn.PostAck(s, wire.Stdin, 1, false) },
-		"ack on stdout":         func(f *fakeAether, s uint32) { _ = f.conn.PostAck(s, wire.Stdout, 0, false) },
+		"ack beyond input":      func(f *fakeAether, s uint32) { _ = f.conn.PostAck(s, wire.Stdin, 101, false) },
+		"ack after the input broke": func(f *fakeAether, s uint32) {
+			_ = f.conn.PostAck(s, wire.Stdin, 50, true)
+			_ = f.conn.PostAck(s, wire.Stdin, 80, true)
+		},
+		"ack on stdout": func(f *fakeAether, s uint32) { _ = f.conn.PostAck(s, wire.Stdout, 0, false) },
 		"error after the end": func(f *fakeAether, s uint32) {
 			exit(&aetherv1.Exit{})(f, s)
 			f.post(wire.MsgError, s, &aetherv1.Error{})
@@ -124,7 +148,11 @@ func TestViolationsEndTheClient(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, _ = c.Start(testContext(t), "x", sandbox.Command{Argv: []string{"x"}})
+			cmd := sandbox.Command{Argv: []string{"x"}}
+			if strings.Contains(name, "input") && name != "ack of no input" {
+				cmd.Stdin = make([]byte, 100) // sent with Start, in one batch
+			}
+			_, _ = c.Start(testContext(t), "x", cmd)
 			select {
 			case <-c.Done():
 			case <-testContext(t).Done():
@@ -253,6 +281,132 @@ func TestMessagesAreMadeReadable(t *testing.T) {
 	}
 }
 
+// A mistake of ours that one hostile aether finds ends its own sandbox, not the edge with all the others.
+func TestPanicEndsTheClient(t *testing.T) {
+	c, err := hostileWith(t, fakeAether{panics: true, script: func(f *fakeAether, ty wire.Type, stream uint32, _ []byte) {
+		f.post(wire.MsgExit, stream, &aetherv1.Exit{})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := c.current(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := l.open(panicking{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.post(wire.MsgStart, id, &aetherv1.Start{}); err != nil {
+		t.Fatal(err)
+	}
+	l.conn.Flush()
+	<-c.Done()
+	if r := sandbox.ReasonOf(c.Err()); r != "guest_protocol" {
+		t.Errorf("%v", c.Err())
+	}
+}
+
+type panicking struct{}
+
+func (panicking) message(wire.Type, []byte) error              { panic("a mistake") }
+func (panicking) data(uint8, uint64, []byte, wire.Flags) error { panic("a mistake") }
+func (panicking) ack(uint8, uint64, bool) error                { panic("a mistake") }
+func (panicking) lost(*link)                                   {}
+
+// An aether that greets and hangs up, for ever, gets few attempts, slower and slower.
+func TestHangingUpAfterTheGreeting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hello, err := proto.Marshal(&aetherv1.Hello{Version: version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		greeting := append(wire.Header{Type: wire.MsgHello, Length: uint32(len(hello))}.Append(nil), hello...)
+		var logs bytes.Buffer
+		dials := 0
+		dial := func(context.Context) (net.Conn, error) {
+			dials++
+			a, b := net.Pipe()
+			go func() {
+				_, _ = b.Read(make([]byte, 4096)) // the edge may have hung up
+				_, _ = b.Write(greeting)
+				b.Close()
+			}()
+			return a, nil
+		}
+		began := time.Now()
+		c, err := Connect(t.Context(), Options{ID: "hostile", Key: make([]byte, 32), Dial: dial, OutputDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&logs, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		select {
+		case <-c.Done():
+		case <-time.After(time.Hour):
+			t.Fatalf("after an hour and %d connections it is still spoken to", dials)
+		}
+		if took := time.Since(began); dials > maxShort || took < time.Second {
+			t.Errorf("%d connections in %v", dials, took)
+		}
+		if r := sandbox.ReasonOf(c.Err()); r != "guest_protocol" {
+			t.Errorf("%v", c.Err())
+		}
+		if n := strings.Count(logs.String(), "\n"); n > 2 {
+			t.Errorf("%d lines of log:\n%s", n, logs.String())
+		}
+	})
+}
+
+// Input for a command that an earlier edge started waits until aether has said how much of it arrived there.
+func TestStdinOfAnAdoptedCommand(t *testing.T) {
+	var got []byte
+	goOn := make(chan struct{})
+	c, err := hostileWith(t, fakeAether{
+		known: []*aetherv1.CommandStatus{{CommandId: "x"}},
+		script: func(f *fakeAether, ty wire.Type, stream uint32, _ []byte) {
+			if ty == wire.MsgStart {
+				go func() {
+					<-goOn
+					_ = f.conn.PostAck(stream, wire.Stdin, 7, false)
+					f.post(wire.MsgStarted, stream, &aetherv1.Started{StdinOffset: 10})
+					f.conn.Flush()
+				}()
+			}
+		},
+		data: func(f *fakeAether, stream uint32, offset uint64, b []byte) {
+			got = fmt.Appendf(got, "%d:%s ", offset, b)
+			_ = f.conn.PostAck(stream, wire.Stdin, offset+uint64(len(b)), false)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, ok := c.Command("x")
+	if !ok {
+		t.Fatal("the command is not known")
+	}
+	ctx := testContext(t)
+	waiting := make(chan struct{})
+	result := make(chan error, 1)
+	go func() {
+		close(waiting)
+		n, err := m.WriteStdin(ctx, 0, strings.NewReader("0123456789abc"), false)
+		if n != 13 {
+			err = errors.Join(err, fmt.Errorf("%d bytes are said to have arrived", n))
+		}
+		result <- err
+	}()
+	<-waiting
+	time.Sleep(10 * time.Millisecond) // longer does no harm, shorter lets the mistake pass
+	close(goOn)
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+	if string(got) != "10:abc " {
+		t.Errorf("aether got %q", got)
+	}
+}
+
 // FuzzHostileAether feeds arbitrary bytes, after an honest greeting, to a Client with a running command.
 func FuzzHostileAether(f *testing.F) {
 	frame := func(t wire.Type, flags uint8, stream uint32, payload string) string {
@@ -263,6 +417,7 @@ func FuzzHostileAether(f *testing.F) {
 	f.Add([]byte(frame(wire.MsgStarted, 0, 1, string(started)) + frame(1, wire.Stdout, 1, "\x00\x00\x00\x00\x00\x00\x00\x00hi") + frame(wire.MsgExit, 0, 1, string(exit))))
 	f.Add([]byte(frame(1, wire.Stderr|uint8(wire.Push), 1, "\x00\x00\x00\x00\x00\x00\x00\x00hi")))
 	f.Add([]byte(frame(2, 0x80, 1, "\x00\x00\x00\x00\x00\x00\x00\x00")))
+	f.Add([]byte(frame(2, 0x80, 1, "\x00\x00\x00\x00\x00\x00\x00\x02") + frame(2, 0x80, 1, "\x00\x00\x00\x00\x00\x00\x00\x04")))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		c := &Client{o: Options{Log: slog.New(slog.DiscardHandler)}, spool: newSpool(t.TempDir()), done: make(chan struct{}), linked: make(chan struct{}), commands: make(map[string]*Command)}
 		ours, theirs := net.Pipe()
@@ -282,6 +437,9 @@ func FuzzHostileAether(f *testing.F) {
 		theirs.Close()
 		wg.Wait()
 		l.lostAll()
+		if err := l.conn.Err(); strings.Contains(err.Error(), "panicked") {
+			t.Error(err)
+		}
 		r := m.Result()
 		if r.ExitCode < 0 || r.ExitCode > 255 || r.Stdout.Size < 0 || r.Stdout.Size > int64(len(in)) || r.Stdout.Head > r.Stdout.Size {
 			t.Errorf("%+v", r)

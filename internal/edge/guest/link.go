@@ -49,7 +49,7 @@ type helloAnswer struct {
 }
 
 func newLink(c *Client, nc net.Conn) *link {
-	l := &link{c: c, conn: wire.NewConn(nc, wire.Options{Timeout: writeTimeout}), greet: make(chan helloAnswer, 1), streams: make(map[uint32]stream)}
+	l := &link{c: c, conn: wire.NewConn(nc, wire.Options{Timeout: writeTimeout, Contain: true}), greet: make(chan helloAnswer, 1), streams: make(map[uint32]stream)}
 	return l
 }
 

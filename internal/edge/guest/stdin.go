@@ -17,6 +17,10 @@ type input struct {
 	channel uint8
 	src     *wire.Source
 
+	// unknown says that an earlier edge sent input, and how much is not known before aether's first Started. Nothing may be
+	// queued until then: its offset would be wrong.
+	unknown bool
+
 	base   uint64 // written to the command
 	buf    []byte // from base on
 	sent   uint64 // on this connection
@@ -89,7 +93,18 @@ func (in *input) ack(offset uint64, broken bool) error {
 func (in *input) breakOff() {
 	in.broken = true
 	in.buf = nil
-	in.sent = in.base
+	in.sent, in.most = in.base, in.base // an acknowledgement of what was dropped is a violation
+}
+
+// found takes note of how much an earlier edge sent.
+func (in *input) found(offset uint64) error {
+	if offset > maxOffset {
+		return violation("an offset beyond any input")
+	}
+	if offset > in.base {
+		in.base, in.sent, in.most = offset, offset, offset
+	}
+	return nil
 }
 
 // rewind prepares to send again, on a new connection, what was not acknowledged.
@@ -114,6 +129,9 @@ func (m *Command) WriteStdin(ctx context.Context, offset int64, r io.Reader, clo
 		return 0, ctx.Err()
 	}
 	m.c.changed(true)
+	if err := m.waitStdinKnown(ctx); err != nil {
+		return 0, err
+	}
 	in, skip, err := m.stdinAt(offset)
 	if err != nil {
 		return 0, err
@@ -140,6 +158,13 @@ func (m *Command) WriteStdin(ctx context.Context, offset int64, r io.Reader, clo
 			return m.stdinOffset(in), sandbox.Errorf(sandbox.Canceled, "stdin_interrupted", "reading the input failed").WithCause(rerr)
 		}
 	}
+}
+
+// waitStdinKnown waits until aether said how much of the input it has.
+func (m *Command) waitStdinKnown(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, unresponsive("say how much input it has"))
+	defer cancel()
+	return m.wait(ctx, func() bool { return m.stdin == nil || !m.stdin.unknown || m.done })
 }
 
 func (m *Command) stdinAt(offset int64) (in *input, skip int64, err error) {
