@@ -2,6 +2,7 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -23,6 +24,7 @@ type flight struct {
 
 	waiters   int
 	delivered bool
+	found     bool // the edge had it already: somebody else was given it, so it is never taken back
 
 	done    chan struct{} // the answer is known
 	ended   chan struct{} // and nothing of it remains to be undone
@@ -52,9 +54,9 @@ func (l *Launcher) wait(ctx context.Context, f *flight) (*dsecv1.Sandbox, Releas
 		l.leave(f, false)
 		return nil, released, sandbox.AsError(ctx.Err())
 	}
-	if f.err != nil {
+	if f.err != nil || f.found {
 		l.leave(f, true)
-		return nil, released, f.err
+		return f.sandbox, released, f.err
 	}
 	return f.sandbox, func(delivered bool) { l.leave(f, delivered) }, nil
 }
@@ -82,7 +84,7 @@ func (l *Launcher) leave(f *flight, delivered bool) {
 	id := sandbox.ID(f.sandbox.GetId())
 	delete(l.answered, id)
 	f.cancel(context.Canceled)
-	if f.delivered || !own.Recall(f.key.ticket, id) {
+	if f.delivered || f.found || !own.Recall(f.key.ticket, id) {
 		return
 	}
 	l.flights[f.key] = f
@@ -98,6 +100,7 @@ func (l *Launcher) fly(f *flight) {
 	id, sb, err := l.attempt(f)
 	l.mu.Lock()
 	own := l.ownerLocked(f.request.Caller.Project)
+	f.found = err == nil && id == ""
 	if err == nil && own.Ready(f.key.ticket, sandbox.ID(sb.GetId())) {
 		f.sandbox = sb
 		delete(l.flights, f.key)
@@ -109,10 +112,14 @@ func (l *Launcher) fly(f *flight) {
 	if err == nil {
 		err = errUnwanted
 	}
-	if cause := context.Cause(f.ctx); cause != nil {
+	cause := context.Cause(f.ctx)
+	if cause != nil {
 		err = sandbox.AsError(cause)
 	}
 	f.err = err
+	if f.found && errors.Is(cause, errCancelled) { // who cancels a key means what has the key
+		id = sandbox.ID(sb.GetId())
+	}
 	if id != "" {
 		own.Abandon(f.key.ticket)
 		f.abandonLocked(err)
@@ -138,8 +145,8 @@ func (l *Launcher) finish(f *flight) {
 	close(f.ended)
 }
 
-// attempt tries edges until one takes it. An id that comes back is one under which something may exist; with an error it
-// is to be rolled back.
+// attempt tries edges until one takes it. An id that comes back is one that this flight minted and under which something may
+// exist; with an error it is to be rolled back. A sandbox without an id is one that the edge had.
 func (l *Launcher) attempt(f *flight) (sandbox.ID, *dsecv1.Sandbox, error) {
 	exclude := make(map[sandbox.EdgeCode]bool)
 	var refusal error
@@ -169,12 +176,14 @@ func (l *Launcher) attempt(f *flight) (sandbox.ID, *dsecv1.Sandbox, error) {
 		case res.GetSandbox() == nil:
 			return id, nil, sandbox.Errorf(sandbox.Internal, "no_result", "node %s answered a create with nothing", code)
 		default:
-			// An edge that knew the key answers with the sandbox it has.
 			got, err := sandbox.ParseID(res.GetSandbox().GetId())
 			if err != nil || got.Edge() != code {
 				return id, nil, sandbox.Errorf(sandbox.Internal, "wrong_result", "node %s answered a create with a sandbox that is not its own", code).WithCause(err)
 			}
-			return got, res.GetSandbox(), nil
+			if got != id { // it knew the key, from before a list of what it has could be had
+				return "", res.GetSandbox(), nil
+			}
+			return id, res.GetSandbox(), nil
 		}
 		exclude[code] = true
 		l.refused(code)

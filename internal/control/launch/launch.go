@@ -267,7 +267,8 @@ func (l *Launcher) get(ctx context.Context, who iam.Identity, id sandbox.ID) (*d
 	return e.GetSandbox(ctx, signed, &edgev1.GetSandboxRequest{Id: string(id)})
 }
 
-// Delete ends a sandbox. Its quota is free as soon as the edge has accepted.
+// Delete ends a sandbox. Its quota is free as soon as the edge has accepted. That the edge finds none says nothing of quota:
+// it says so of other projects' sandboxes too, and another project of the same root may have this one.
 func (l *Launcher) Delete(ctx context.Context, who iam.Identity, id sandbox.ID, wait bool) (*dsecv1.Sandbox, error) {
 	e, err := l.edge(id.Edge())
 	if err != nil {
@@ -299,7 +300,12 @@ func (l *Launcher) DeleteByKey(ctx context.Context, who iam.Identity, key string
 	l.mu.Unlock()
 	switch {
 	case c.ID != "":
-		return l.Delete(ctx, who, c.ID, wait)
+		sb, err := l.Delete(ctx, who, c.ID, wait)
+		if err != nil && sandbox.ClassOf(err) == sandbox.NotFound { // it ended by itself, long ago
+			l.forget(who.Project, c.ID)
+			return nil, nil
+		}
+		return sb, err
 	case f != nil && wait:
 		return nil, await(ctx, f.ended)
 	}

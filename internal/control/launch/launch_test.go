@@ -24,6 +24,8 @@ type node struct {
 	mu      sync.Mutex
 	live    map[string]bool
 	deletes int
+	strict  bool   // a delete of nothing fails
+	has     string // what it knows under the key "k", of which it has said nothing
 	create  func(context.Context, *edgev1.CreateSandbox) error
 	remove  func() error
 	list    error
@@ -38,6 +40,9 @@ func (n *node) Create(ctx context.Context, r *edgev1.CreateSandbox) (*edgev1.Cre
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.has != "" && r.GetIdempotencyKey() == "k" {
+		return &edgev1.CreateResult{Id: r.GetId(), Sandbox: &dsecv1.Sandbox{Id: n.has}}, true, nil
+	}
 	n.live[r.GetId()] = true
 	return &edgev1.CreateResult{Id: r.GetId(), Sandbox: &dsecv1.Sandbox{Id: r.GetId()}}, true, nil
 }
@@ -66,6 +71,9 @@ func (n *node) DeleteSandbox(_ context.Context, _ string, r *edgev1.DeleteSandbo
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.deletes++
+	if n.strict && !n.live[r.GetId()] {
+		return nil, sandbox.Errorf(sandbox.NotFound, "sandbox_not_found", "none")
+	}
 	delete(n.live, r.GetId())
 	return &dsecv1.Sandbox{Id: r.GetId()}, nil
 }
@@ -227,13 +235,17 @@ func TestCallersComeAndGo(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 300 {
 		wg.Go(func() {
+			patient := i%20 == 0 // so that some are given one, however slow this machine is
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(4000))*time.Microsecond)
 			defer cancel()
+			if patient {
+				ctx = t.Context()
+			}
 			sb, release, err := l.Create(ctx, ask([]string{"", "a", "b", "c"}[i%4]))
 			if err != nil {
 				return
 			}
-			delivered := rand.IntN(2) == 0
+			delivered := patient || rand.IntN(2) == 0
 			if delivered {
 				mu.Lock()
 				given[sb.GetId()] = true
@@ -244,6 +256,9 @@ func TestCallersComeAndGo(t *testing.T) {
 	}
 	wg.Wait()
 	settled(l)
+	if len(given) == 0 {
+		t.Error("nobody was given anything: the test shows nothing")
+	}
 	for id := range given {
 		if !n.live[id] {
 			t.Errorf("%s was given and is gone", id)
@@ -297,4 +312,82 @@ func TestAnEdgeThatStaysAwayDoesNotHoldCreatesForEver(t *testing.T) {
 			t.Errorf("creates began after %v", d)
 		}
 	})
+}
+
+// After a start, an edge that was away for too long to be asked still knows its keys. Its answer is a sandbox that somebody has
+// been given, whatever becomes of the caller that asked again.
+func TestWhatAnEdgeHadIsNeverTakenBack(t *testing.T) {
+	id := string(sandbox.NewID(code))
+	known := func(t *testing.T) (*node, *Launcher) {
+		n := &node{has: id}
+		l := setup(t, n, 0)
+		n.live[id] = true
+		l.EdgeUp(code) // its list shows nothing: it is the later appearance that would
+		return n, l
+	}
+	t.Run("the answer is lost", func(t *testing.T) {
+		n, l := known(t)
+		sb, release := create(t, l, "k")
+		release(false)
+		settled(l)
+		if sb.GetId() != id || !n.live[id] || l.wanted() != 1 || len(l.flights)+len(l.answered) != 0 {
+			t.Errorf("%s was given; %v live, %d wanted", sb.GetId(), n.live, l.wanted())
+		}
+		// From then on it is known.
+		if again, _ := create(t, l, "k"); again.GetId() != id || n.count() != 1 {
+			t.Errorf("%s, %v live", again.GetId(), n.live)
+		}
+	})
+	// held makes the create arrive before its caller does what it does.
+	held := func(n *node) (arrived, release chan struct{}) {
+		arrived, release = make(chan struct{}), make(chan struct{})
+		n.create = func(context.Context, *edgev1.CreateSandbox) error { close(arrived); <-release; return nil }
+		return arrived, release
+	}
+	t.Run("the caller leaves before", func(t *testing.T) {
+		n, l := known(t)
+		arrived, release := held(n)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { <-arrived; cancel() }()
+		_, _, err := l.Create(ctx, ask("k"))
+		close(release)
+		settled(l)
+		if sandbox.ClassOf(err) != sandbox.Canceled || !n.live[id] || l.wanted() != 0 || len(l.flights)+len(l.answered) != 0 {
+			t.Errorf("%v; %v live, %d wanted", err, n.live, l.wanted())
+		}
+	})
+	t.Run("the key is cancelled before", func(t *testing.T) { // that means this sandbox
+		n, l := known(t)
+		arrived, release := held(n)
+		failed := make(chan error)
+		go func() { _, _, err := l.Create(t.Context(), ask("k")); failed <- err }()
+		<-arrived
+		if _, err := l.DeleteByKey(t.Context(), ask("k").Caller, "k", false); err != nil {
+			t.Fatal(err)
+		}
+		close(release)
+		err := <-failed
+		settled(l)
+		if sandbox.ReasonOf(err) != sandbox.ReasonCanceled || n.count() != 0 || l.wanted() != 0 {
+			t.Errorf("%v; %v live, %d wanted", err, n.live, l.wanted())
+		}
+	})
+}
+
+// A sandbox that ended by itself and is forgotten is deleted by its key without an error, and its quota is free.
+func TestDeleteByKeyOfWhatIsForgotten(t *testing.T) {
+	n := &node{strict: true}
+	l := setup(t, n, 1)
+	l.EdgeUp(code)
+	old, release := create(t, l, "k")
+	release(true)
+	n.mu.Lock()
+	delete(n.live, old.GetId())
+	n.mu.Unlock()
+	if sb, err := l.DeleteByKey(t.Context(), ask("k").Caller, "k", true); sb != nil || err != nil {
+		t.Fatalf("%v, %v", sb, err)
+	}
+	if l.wanted() != 0 {
+		t.Error("it holds quota")
+	}
 }
