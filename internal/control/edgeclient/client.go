@@ -12,6 +12,7 @@ package edgeclient
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -108,7 +109,8 @@ func (c *Client) shut() error {
 // own, and can be taken up again from their offsets.
 func (c *Client) SetDown(down bool) { c.bytes.setDown(down) }
 
-// ready waits for the connection, at most AwayTimeout.
+// ready waits for the connection, at most AwayTimeout or until ctx ends. A deadline that is shorter says the same of the edge:
+// it is the edge that did not come, not the call that took long.
 func (c *Client) ready(ctx context.Context) error {
 	if c.conn.GetState() == connectivity.Ready {
 		return nil
@@ -126,7 +128,7 @@ func (c *Client) ready(ctx context.Context) error {
 			return c.away(nil)
 		}
 		if !c.conn.WaitForStateChange(wait, state) {
-			if ctx.Err() != nil {
+			if errors.Is(ctx.Err(), context.Canceled) {
 				return sandbox.AsError(ctx.Err())
 			}
 			return c.away(wait.Err())

@@ -116,19 +116,17 @@ func TestFailureOfOneInABatch(t *testing.T) {
 
 func TestEveryCallerGoneEndsTheBatch(t *testing.T) {
 	e, c := setup(t, 0)
-	ended := make(chan error, 1)
+	arrived, ended := make(chan struct{}), make(chan error, 1)
 	e.Set(func(h *edgetest.Hooks) {
 		h.Create = func(ctx context.Context, _ *edgev1.CreateSandbox) error {
+			close(arrived)
 			<-ctx.Done()
 			ended <- ctx.Err()
 			return ctx.Err()
 		}
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		edgetest.Eventually(t, "the create arrives", func() bool { n, _ := e.Counts(); return n == 1 })
-		cancel()
-	}()
+	go func() { <-arrived; cancel() }()
 	_, sent, err := c.Create(ctx, request())
 	want(t, err, sandbox.Canceled, "canceled")
 	if !sent {
@@ -169,9 +167,13 @@ func TestRestartIsWaitedFor(t *testing.T) {
 	edgetest.Eventually(t, "the client sees it", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 		defer cancel()
-		_, err := c.GetStatus(ctx, "g")
-		return sandbox.ClassOf(err) == sandbox.DeadlineExceeded
+		_, err := c.GetStatus(ctx, "g") // a deadline that is shorter than AwayTimeout, as a poll's is
+		return sandbox.ReasonOf(err) == "edge_unavailable" && errors.Is(err, context.DeadlineExceeded)
 	})
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := c.GetStatus(gone, "g")
+	want(t, err, sandbox.Canceled, "canceled")
 	done := make(chan error)
 	go func() { _, err := c.GetStatus(t.Context(), "g"); done <- err }()
 	e.Appear(t)
