@@ -42,7 +42,7 @@ func run() error {
 		return err
 	}
 	_ = pipe.Close() // everything has been read
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := slog.New(slog.NewTextHandler(stderr(2), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	keepDescriptors(cfg)
 	opts := aether.Options{Config: cfg, CgroupFD: config.FDCgroup, ReapAll: true, Guarded: true, Log: log}
 	for i := range cfg.V1Tasks {

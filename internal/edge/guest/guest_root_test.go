@@ -43,6 +43,7 @@ type jail struct {
 	name   string
 	pid    int // on the host
 	client *Client
+	stderr *os.File // of aether
 }
 
 var buildAether = sync.OnceValues(func() (string, error) {
@@ -78,13 +79,18 @@ func write(t *testing.T, name, content string) {
 
 func newJail(t *testing.T) *jail {
 	t.Helper()
+	return newJailWith(t, os.Stderr)
+}
+
+func newJailWith(t *testing.T, stderr *os.File) *jail {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Fatal("root tests need root")
 	}
 	b := make([]byte, 6)
 	_, err := rand.Read(b)
 	must(t, err)
-	j := &jail{t: t, name: "guesttest-" + hex.EncodeToString(b)}
+	j := &jail{t: t, name: "guesttest-" + hex.EncodeToString(b), stderr: stderr}
 	files := j.makeCgroups()
 	j.start(files)
 	return j
@@ -171,7 +177,7 @@ func (j *jail) start(inherited []*os.File) {
 
 	cmd := exec.Command("/bin/sh", "-c", "mount -t proc proc /proc && GOMAXPROCS=1 exec setpriv --bounding-set="+dockerCaps+" "+bin)
 	cmd.ExtraFiles = append([]*os.File{lf, cfg}, inherited...)
-	cmd.Stderr = os.Stderr
+	cmd.Stderr = j.stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUSER | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWCGROUP | syscall.CLONE_NEWNET,
 		UidMappings: []syscall.SysProcIDMap{{HostID: idBase, Size: idCount}}, GidMappings: []syscall.SysProcIDMap{{HostID: idBase, Size: idCount}},
@@ -328,6 +334,40 @@ func TestOOMHitsTheCommand(t *testing.T) {
 	}
 	if _, out, _ := run(t, j.client, as("", "cat /proc/self/oom_score_adj; echo alive")); out != "0\nalive\n" {
 		t.Errorf("afterwards: %q", out)
+	}
+}
+
+// Whoever reads aether's log is the edge that started the sandbox. If it was killed, the next line of the log must not end
+// the sandbox.
+func TestLogWithoutAReader(t *testing.T) {
+	r, w, err := os.Pipe()
+	must(t, err)
+	defer r.Close()
+	defer w.Close()
+	j := newJailWith(t, w)
+	ctx := testContext(t)
+	provoke := func() {
+		t.Helper()
+		m, err := j.client.Start(ctx, newID(), as("", "exec sleep 1000"))
+		must(t, err)
+		kills, err := filepath.Glob(j.v2("user/*/cgroup.kill"))
+		must(t, err)
+		for _, k := range kills { // not aether's to write: it logs that
+			must(t, errors.Join(os.Chown(k, 0, 0), os.Chmod(k, 0)))
+		}
+		must(t, m.Kill(ctx, 0))
+		must(t, m.Wait(ctx))
+	}
+	provoke()
+	must(t, r.SetReadDeadline(time.Now().Add(10*time.Second)))
+	buf := make([]byte, 1000)
+	if n, err := r.Read(buf); err != nil || !strings.Contains(string(buf[:n]), "kill by control group") {
+		t.Fatalf("the log says %q, %v", buf[:n], err)
+	}
+	r.Close()
+	provoke()
+	if res, out, _ := run(t, j.client, as("", "echo alive")); out != "alive\n" {
+		t.Errorf("%+v %q", res, out)
 	}
 }
 
