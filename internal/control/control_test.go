@@ -180,9 +180,6 @@ func TestQuotaIsFreeWhenDesiredStateIsGone(t *testing.T) {
 	b := p.mustCreate()
 	// One ends by itself: the next statuses show it.
 	p.edges[0].End(sandbox.ID(b.GetId()), sandbox.ReasonIdle)
-	if testing.Short() {
-		return
-	}
 	edgetest.Eventually(t, "its quota is free", func() bool {
 		_, err := p.create(&dsecv1.SandboxSpec{Image: "base"}, "")
 		return err == nil

@@ -80,7 +80,7 @@ func (v sandboxService) CreateSandboxes(ctx context.Context, r *connect.Request[
 	indexes := make(chan int)
 	workers.Go(func() {
 		defer close(indexes)
-		for i := range n {
+		for i := 0; i < n && work.Err() == nil; i++ { // select alone might go on
 			select {
 			case indexes <- i:
 			case <-work.Done():
