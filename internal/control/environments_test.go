@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
@@ -277,6 +278,29 @@ func TestImportsAreLimited(t *testing.T) {
 		t.Errorf("%d", code)
 	}
 	p.publish("base", "c:1", "")
+}
+
+func TestADamagedEnvironmentHidesNoOther(t *testing.T) {
+	p := start(t, nil)
+	lost := p.publish("base", "a:1", "env=V=1")
+	p.publish("base", "b:1", "env=V=2")
+	posix := p.images.Store.(interface{ Path(string) string })
+	ok(t, os.Remove(posix.Path(lost.GetDigest())))
+	list, err := p.environments().ListEnvironments(t.Context(), connect.NewRequest(&dsecv1.ListEnvironmentsRequest{}))
+	ok(t, err)
+	if l := list.Msg.GetEnvironments(); len(l) != 2 || l[0].GetName() != "a:1" || l[0].GetDigest() != lost.GetDigest() || len(l[0].GetLayers()) != 0 || len(l[1].GetLayers()) != 1 {
+		t.Errorf("%v", list.Msg)
+	}
+	_, err = p.environments().GetEnvironment(t.Context(), connect.NewRequest(&dsecv1.GetEnvironmentRequest{Kind: "base", Name: "a:1"}))
+	wantReason(t, err, "blob_not_found")
+	if !strings.Contains(err.Error(), "image a:1 cannot be read") {
+		t.Errorf("%v", err)
+	}
+	_, err = p.create(&dsecv1.SandboxSpec{Image: "a:1"}, "")
+	wantReason(t, err, "blob_not_found")
+	p.publish("base", "a:1", "env=V=1") // made again, it works again
+	_, err = p.create(&dsecv1.SandboxSpec{Image: "a:1"}, "")
+	ok(t, err)
 }
 
 func TestEnvironmentPages(t *testing.T) {

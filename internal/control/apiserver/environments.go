@@ -27,7 +27,14 @@ func checkKind(kind string) error {
 	return nil
 }
 
-// ListEnvironments implements the service.
+// damaged says that what a name pins is lost, and will be when asked again.
+func damaged(err error) bool {
+	c := sandbox.ClassOf(err)
+	return err != nil && (c == sandbox.DataLoss || c == sandbox.NotFound)
+}
+
+// ListEnvironments implements the service. One that is damaged is listed with its name and digest alone, so that it hides no
+// other and can be removed or made again; GetEnvironment says what is wrong with it.
 func (v environmentService) ListEnvironments(ctx context.Context, r *connect.Request[dsecv1.ListEnvironmentsRequest]) (*connect.Response[dsecv1.ListEnvironmentsResponse], error) {
 	kind := r.Msg.GetKind()
 	if kind != "" {
@@ -49,9 +56,12 @@ func (v environmentService) ListEnvironments(ctx context.Context, r *connect.Req
 	}
 	res := &dsecv1.ListEnvironmentsResponse{}
 	for _, n := range names {
-		m, err := v.s.names.manifest(ctx, n.Digest)
-		if err != nil {
-			return nil, fmt.Errorf("environment %s %s:%s: %w", n.Kind, n.Name, n.Tag, err)
+		m, err := v.s.names.manifest(ctx, n)
+		if damaged(err) {
+			v.s.o.Log.WarnContext(ctx, "an environment is damaged", "kind", n.Kind, "name", n.Name, "tag", n.Tag, "digest", n.Digest, "error", err)
+			m = image.Manifest{}
+		} else if err != nil {
+			return nil, err
 		}
 		res.Environments = append(res.Environments, writeEnvironment(n, m))
 	}
@@ -74,7 +84,7 @@ func (v environmentService) GetEnvironment(ctx context.Context, r *connect.Reque
 	if err != nil {
 		return nil, err
 	}
-	m, err := v.s.names.manifest(ctx, n.Digest)
+	m, err := v.s.names.manifest(ctx, n)
 	if err != nil {
 		return nil, err
 	}

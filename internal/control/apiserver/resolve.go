@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"sync"
@@ -119,8 +120,20 @@ func (r *resolver) read(ctx context.Context, project, kind string, ref sandbox.E
 	return store.Name{Project: project, Kind: kind, Name: ref.Name, Tag: ref.Tag, Digest: m.Digest, CreatedAt: m.CreatedAt, CreatedBy: m.CreatedBy}, nil
 }
 
-// manifest reads what a name pins.
-func (r *resolver) manifest(ctx context.Context, digest string) (image.Manifest, error) {
+// manifest reads what a name pins. An error names the environment: of a digest alone nobody knows which one is damaged.
+func (r *resolver) manifest(ctx context.Context, n store.Name) (image.Manifest, error) {
+	m, err := r.load(ctx, n.Digest)
+	var e *sandbox.Error
+	if errors.As(err, &e) {
+		ref := sandbox.EnvRef{Name: n.Name, Tag: n.Tag}
+		named := *e
+		named.Message = fmt.Sprintf("%s %s cannot be read: %s", word(n.Kind), ref, e.Message)
+		return image.Manifest{}, &named
+	}
+	return m, err
+}
+
+func (r *resolver) load(ctx context.Context, digest string) (image.Manifest, error) {
 	r.mu.Lock()
 	m, ok := r.manifests[digest]
 	r.mu.Unlock()
@@ -164,7 +177,7 @@ func (r *resolver) resolve(ctx context.Context, project string, s sandbox.Spec) 
 		if err != nil {
 			return err
 		}
-		m, err := r.manifest(ctx, n.Digest)
+		m, err := r.manifest(ctx, n)
 		if err != nil {
 			return err
 		}
