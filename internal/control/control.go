@@ -151,8 +151,11 @@ func (c *Control) onEvent(e watcher.Event) {
 	}
 }
 
-// refresh makes placement's view of what the watcher knows.
+// refresh makes placement's view of what the watcher knows. Edges report at the same time: what was read under the lock is no
+// older than what it replaces.
 func (c *Control) refresh() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	all := c.watcher.All()
 	nodes := make([]placement.Edge, len(all))
 	for i, o := range all {
@@ -163,8 +166,6 @@ func (c *Control) refresh() {
 			CPUs: s.GetCpus(), CPUBusy: s.GetCpuBusy(),
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.nodes = nodes
 }
 

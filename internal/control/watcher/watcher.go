@@ -168,14 +168,6 @@ func (w *Watcher) tell(before bool, o Observation) {
 	}
 }
 
-// Last is what is known about one edge; ok is false for an edge that is not watched.
-func (w *Watcher) Last(code sandbox.EdgeCode) (o Observation, ok bool) {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	o, ok = w.last[code]
-	return o, ok
-}
-
 // All is what is known about every edge, by code.
 func (w *Watcher) All() []Observation {
 	w.mu.RLock()
