@@ -36,10 +36,12 @@ class Fault:
         before: the connection is closed before the request is carried out.
         delay: seconds before the answer.
         piece: the answer is written in pieces of this many bytes.
+        pause: seconds between pieces.
         prefix: bytes before the answer, for example an interim one.
         chunked: the answer's body is sent in chunks of this many bytes.
         status, error: a Connect error in place of the answer.
         early: answer before the request's body is read, then close.
+        mute: does not say that it will close.
         times: how many requests it applies to.
         skip: how many matching requests pass before.
     """
@@ -49,11 +51,13 @@ class Fault:
     before: bool = False
     delay: float = 0.0
     piece: int = 0
+    pause: float = 0.0
     prefix: bytes = b""
     chunked: int = 0
     status: int = 0
     error: dict[str, Any] | None = None
     early: bool = False
+    mute: bool = False
     times: int = 1
     skip: int = 0
 
@@ -154,18 +158,19 @@ def stamp(t: float) -> str:
 class Platform:
     """The fake. ``calls`` counts requests by path; ``boxes`` are its sandboxes."""
 
-    def __init__(self, key: str = KEY) -> None:
+    def __init__(self, root: str, key: str = KEY) -> None:
         self.key = key
         self.boxes: dict[str, Box] = {}
         self.calls: Counter[str] = Counter()
         self.connections = 0
         self.open_connections = 0
-        self.creating: set[str] = set()
+        self.tombs: set[str] = set()
+        self.hold_creates: Callable[[], bool] = lambda: False
         self.create_delay: Callable[[str], float] = lambda key: 0.0
         self.create_error: Callable[[str], ApiError | None] = lambda key: None
         self.requests: list[Request] = []
         self.page_size = 3
-        self.root = tempfile.mkdtemp(prefix="libdsec-test-")
+        self.root = root
         self.url = ""
         self.unix_path = os.path.join(self.root, "api.sock")
         self._faults: list[tuple[str, Fault]] = []
@@ -265,7 +270,7 @@ class Platform:
             return False
         out = Answer(writer, fault)
         if fault.early:
-            await out.error(ApiError(507, "resource_exhausted", "the disk is full", "disk_full"), close=True)
+            await out.error(ApiError(507, "resource_exhausted", "the disk is full", "disk_full"), close=not fault.mute)
             writer.write_eof()  # as servers do that take care that the answer is heard: see RFC 9112, 9.6
             while await reader.read(1 << 20):
                 pass
@@ -366,6 +371,8 @@ class Platform:
         return {"sandbox": (await self._create(m["spec"], m.get("idempotencyKey", ""))).message()}
 
     async def _create(self, spec: dict[str, Any], key: str) -> Box:
+        if key in self.tombs:
+            raise ApiError(408, "canceled", "the create was cancelled", "create_canceled")
         for box in self.boxes.values():
             if key and box.key == key:
                 if box.state == "STATE_STOPPED":
@@ -378,6 +385,8 @@ class Platform:
         box = Box(f"sfake{len(self.boxes):019d}", spec, key, state="STATE_CREATING")
         self.boxes[box.id] = box
         try:
+            while self.hold_creates():
+                await asyncio.sleep(0.01)
             await asyncio.sleep(self.create_delay(key))
             error = self.create_error(key)
             if error is not None:
@@ -430,6 +439,9 @@ class Platform:
 
     async def rpc_DeleteSandbox(self, m: dict[str, Any]) -> dict[str, Any]:
         boxes = [b for b in self.boxes.values() if b.id == m.get("id") or (b.key and b.key == m.get("idempotencyKey"))]
+        if not boxes and m.get("idempotencyKey"):
+            self.tombs.add(m["idempotencyKey"])  # it may overtake its create
+            return {}
         if not boxes:
             raise not_found("sandbox")
         for process in boxes[0].commands.values():
@@ -679,7 +691,7 @@ class Answer:
             self._writer.write(data[start : start + step])
             await self._writer.drain()
             if self._fault.piece:
-                await asyncio.sleep(0)
+                await asyncio.sleep(self._fault.pause)
         if self.cut_left == 0:
             raise ConnectionResetError
 
@@ -687,13 +699,12 @@ class Answer:
 @contextlib.contextmanager
 def platform() -> Iterator[Platform]:
     """A running fake."""
-    fake = Platform()
-    os.mkdir(os.path.join(fake.root, "files"))
-    fake.start()
-    try:
-        yield fake
-    finally:
-        fake.stop()
-        import shutil
-
-        shutil.rmtree(fake.root)
+    # Not below pytest's tmp_path: the path of a Unix socket must be short.
+    with tempfile.TemporaryDirectory(prefix="libdsec-test-", ignore_cleanup_errors=True) as root:
+        os.mkdir(os.path.join(root, "files"))
+        fake = Platform(root)
+        fake.start()
+        try:
+            yield fake
+        finally:
+            fake.stop()

@@ -133,6 +133,18 @@ def test_an_unhandled_exception_leaves_nothing_and_an_orderly_end_does(platform:
     assert len(platform.boxes) == 2
 
 
+def test_an_exit_in_order_leaves_sandboxes_and_a_failure_does_not(platform: Platform) -> None:
+    script = (
+        "import sys\nfrom libdsec.sync import DSecClient, DSecContainerRunArgs\n"
+        "with DSecClient() as client:\n    client.run_container(DSecContainerRunArgs('x'))\n    sys.exit(%s)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DSEC_URL": platform.url, "DSEC_API_KEY": KEY}
+    for code, left in (("", 1), ("0", 2), ("3", 2), ("'why'", 2)):
+        subprocess.run([sys.executable, "-c", script % code], env=env, timeout=30, capture_output=True)
+        assert len(platform.live()) == left, code
+    assert len(platform.boxes) == 4
+
+
 def wait_for(condition: object, limit: float = 15.0) -> None:
     assert callable(condition)
     end = time.monotonic() + limit

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from fake import Platform
+import pytest
+from fake import Fault, Platform
 
 from libdsec import DSecConfig, DSecContainerRunArgs
-from libdsec.sync import DSecClient
+from libdsec.sync import DSecClient, Sandbox
 
 
 def test_many_threads_share_a_client(config: DSecConfig, platform: Platform) -> None:
@@ -32,11 +34,10 @@ def test_many_threads_share_a_client(config: DSecConfig, platform: Platform) -> 
 
 
 def test_many_are_created_at_once(config: DSecConfig, platform: Platform) -> None:
-    platform.create_delay = lambda key: 0.3
+    platform.hold_creates = lambda: len(platform.boxes) < 10  # none is done before the last has begun
     with DSecClient(config=config) as client:
-        start = time.monotonic()
-        results = list(client.run_containers([DSecContainerRunArgs("x")] * 10))
-        assert time.monotonic() - start < 2.5
+        results = list(client.run_containers([DSecContainerRunArgs("x")] * 10, timeout=30))
+        assert all(isinstance(r, Sandbox) for r in results)
         assert len({r.index for r in results}) == 10
 
 
@@ -69,3 +70,53 @@ def test_a_fork_does_not_share_connections(config: DSecConfig, platform: Platfor
     assert platform.connections == before + 1
     assert client.system_info().version == "0.1"
     client.close()
+
+
+def test_a_fork_does_not_stop_its_parents_sandboxes(config: DSecConfig, platform: Platform) -> None:
+    with DSecClient(config=config) as client:
+        client.run_container(DSecContainerRunArgs("x"))
+        results = client.run_containers(DSecContainerRunArgs("x"), 5)
+        next(results)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                results.close()
+                client.run_container(DSecContainerRunArgs("child"))
+                client.__exit__(KeyError, KeyError("mine"), None)
+            finally:
+                os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        images = [b.spec["image"] for b in platform.boxes.values() if b.state == "STATE_READY"]
+        assert images == ["x"] * 6  # not the child's own, which its failure has stopped
+        assert len(list(results)) == 4
+
+
+def test_commands_in_threads_wait_for_a_connection(config: DSecConfig, platform: Platform) -> None:
+    config = replace(config, max_connections=4, request_timeout=0.3, command_poll_seconds=0.2, retry_seconds=0.1)
+    with DSecClient(config=config) as client:
+        sandbox = client.run_container(DSecContainerRunArgs("x"))
+        with ThreadPoolExecutor(24) as pool:
+            assert all(pool.map(lambda _: sandbox.exec(["sleep", "1"]).ok, range(24)))
+        assert platform.connections <= 4
+
+
+def test_a_read_that_was_interrupted_loses_nothing(config: DSecConfig, platform: Platform) -> None:
+    data = os.urandom(5_000_000)
+    with DSecClient(config=config) as client, client.run_container(DSecContainerRunArgs("x")) as sandbox:
+        sandbox.write_file("/f", data)
+        platform.fault("/files", Fault(piece=100_000, pause=0.05))
+        with sandbox.open_read("/f") as reader:
+            start = reader.read(10)
+            position = reader._download.position
+
+            def interrupt() -> None:
+                while reader._download.position <= position:
+                    time.sleep(0.005)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                reader.read()
+            thread.join()
+            assert start + reader.read() == data

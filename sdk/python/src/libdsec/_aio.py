@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
+import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import BinaryIO, TypeVar
 
 from ._config import Endpoint
@@ -28,6 +30,7 @@ IS_ASYNC = True
 
 monotonic = time.monotonic
 sleep = asyncio.sleep
+Lock = asyncio.Lock
 
 # What ends an operation from outside: its clean-up is done, then it is raised again.
 INTERRUPTS: tuple[type[BaseException], ...] = (asyncio.CancelledError, KeyboardInterrupt)
@@ -115,14 +118,15 @@ class Stream(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    async def write(self, data: bytes | memoryview, deadline: float) -> None:
-        """Send bytes. Returns early when the peer has something to say, which may be a refusal of the rest."""
+    async def write(self, data: bytes | memoryview, deadline: float) -> bool:
+        """Send bytes. Returns early, with False, when the peer has something to say, which may be a refusal of the rest."""
         # asyncio drops what is written to a transport that has failed, without a word.
         if self._ended or self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the connection was closed by the server")
         self._transport.write(data)
         while self._writing_paused and not self.readable:
             await self._wait(deadline)
+        return not self._writing_paused
 
     def close(self) -> None:
         """Close at once, whatever is under way."""
@@ -130,6 +134,10 @@ class Stream(asyncio.Protocol):
         self._disarm()
         if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
+        elif self._transport is not None:  # its loop can do nothing any more, but the peer shall know
+            with contextlib.suppress(OSError):
+                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            self._transport = None
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -185,18 +193,23 @@ class Slots:
     """A bound on what is in use at once. First come, first served."""
 
     def __init__(self, limit: int) -> None:
-        self._free = limit
+        self._free = limit  # none while somebody waits
         self._waiters: collections.deque[asyncio.Future[None]] = collections.deque()
 
-    async def acquire(self, deadline: float) -> None:
-        """Wait for a slot; TimeoutError at the deadline."""
+    @property
+    def free(self) -> int:
+        """How many may be taken at once."""
+        return self._free
+
+    async def acquire(self, deadline: float | None) -> None:
+        """Wait for a slot; TimeoutError at the deadline, if there is one."""
         if self._free > 0 and not self._waiters:
             self._free -= 1
             return
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._waiters.append(waiter)
-        timer = loop.call_at(deadline, _expire, waiter)
+        timer = None if deadline is None else loop.call_at(deadline, _expire, waiter)
         try:
             await waiter
         except BaseException:
@@ -204,7 +217,8 @@ class Slots:
                 self.release()  # it was given a slot while it was being cancelled
             raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
     def release(self) -> None:
         """Give a slot back."""
@@ -221,23 +235,29 @@ def _expire(waiter: asyncio.Future[None]) -> None:
         waiter.set_exception(TimeoutError("no connection became free within the time allowed"))
 
 
-async def shielded(job: Callable[[], Awaitable[None]], limit: float) -> None:
-    """Do clean-up to its end, whatever is cancelled meanwhile, but for at most ``limit`` seconds. Errors are logged."""
-    task = asyncio.ensure_future(asyncio.wait_for(job(), limit))
+async def shielded(job: Callable[[float], Awaitable[None]], limit: float) -> None:
+    """Do clean-up to its end, whatever is cancelled meanwhile, but for at most ``limit`` seconds. Errors are logged.
+
+    The job is told when its time is over. A cancellation that came meanwhile is raised at the end.
+    """
+    cancelled = False
+    task = asyncio.ensure_future(asyncio.wait_for(job(monotonic() + limit), limit))
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            continue
+            cancelled = True
         except Exception:
             break
     if task.cancelled():
         log.warning("clean-up was cancelled")
     elif task.exception() is not None:
         log.warning("clean-up failed: %r", task.exception())
+    if cancelled:
+        raise asyncio.CancelledError
 
 
-async def as_completed(jobs: Sequence[Callable[[], Awaitable[T]]], limit: int) -> AsyncIterator[T]:
+async def as_completed(jobs: Sequence[Callable[[], Awaitable[T]]], limit: int) -> AsyncGenerator[T, None]:
     """Run jobs, at most ``limit`` at once, and yield results as they come.
 
     A job's exception ends the others. So does closing the iterator; all have ended when it has.

@@ -16,7 +16,7 @@ import time
 import weakref
 
 from ._config import DSecConfig
-from ._errors import DSecError
+from ._errors import DSecError, NotFoundError
 
 log = logging.getLogger("libdsec")
 
@@ -35,12 +35,15 @@ class Owned:
 
     @property
     def ids(self) -> list[str]:
-        """The ids, oldest first."""
-        return list(self._ids)
+        """The ids, oldest first; none in a fork's copy: they are the parent's."""
+        return list(self._ids) if os.getpid() == self._pid else []
 
     def add(self, sandbox_id: str) -> None:
         """Note a sandbox."""
         global _registered
+        if os.getpid() != self._pid:
+            self._pid = os.getpid()
+            self._ids = {}
         if not self._ids:
             with _lock:
                 _all.add(self)
@@ -61,19 +64,19 @@ class Owned:
         """Ask the platform to end them, for at most ``cleanup_seconds``. Does not wait for their end."""
         from ._sync.api import Api
 
-        if os.getpid() != self._pid:
-            return  # a fork's copy: they are the parent's
         api = Api(self._config)
         end = time.monotonic() + self._config.cleanup_seconds
+        failed: list[DSecError] = []
         for sandbox_id in self.ids:
-            if time.monotonic() > end:
-                log.warning("%d sandboxes were left to their time to live", len(self._ids))
-                break
             try:
-                api.call("DeleteSandbox", {"id": sandbox_id}, urgent=True, retry=False)
+                api.call("DeleteSandbox", {"id": sandbox_id}, urgent=True, retry=False, until=end)
+            except NotFoundError:
+                pass
             except DSecError as e:
-                log.warning("could not stop %s: %s", sandbox_id, e)
+                failed.append(e)
             self.discard(sandbox_id)
+        if failed:
+            log.warning("%d sandboxes could not be stopped, and are left to their times to live: %s", len(failed), failed[0])
         api.close()
 
 

@@ -13,6 +13,7 @@ from ._errors import DSecError, DSecTimeoutError, UnavailableError
 
 FIRST_DELAY = 0.05
 MAX_DELAY = 2.0
+CONNECT_FAILED = "connect_failed"
 NO_ANSWER = "no_answer"
 TLS_FAILED = "tls_failed"
 

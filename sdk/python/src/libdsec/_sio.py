@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import BinaryIO, TypeVar
 
 from ._config import Endpoint
@@ -28,6 +28,7 @@ IS_ASYNC = False
 
 monotonic = time.monotonic
 sleep = time.sleep
+Lock = threading.Lock
 
 # What ends an operation from outside: its clean-up is done, then it is raised again.
 INTERRUPTS: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
@@ -71,8 +72,8 @@ class Stream:
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return b""
 
-    def write(self, data: bytes | memoryview, deadline: float) -> None:
-        """Send bytes. Returns early when the peer has something to say, which may be a refusal of the rest."""
+    def write(self, data: bytes | memoryview, deadline: float) -> bool:
+        """Send bytes. Returns early, with False, when the peer has something to say, which may be a refusal of the rest."""
         view = memoryview(data)
         while view:
             try:
@@ -80,9 +81,10 @@ class Stream:
             except (BlockingIOError, ssl.SSLWantWriteError):
                 self._wait(deadline)
                 if self.readable and not _wait_for(self._sock, read=False, write=True, timeout=0):
-                    return
+                    return False
             except ssl.SSLWantReadError:
                 self._wait(deadline, write=False)
+        return True
 
     def close(self) -> None:
         """Close at once, whatever is under way."""
@@ -135,8 +137,13 @@ class Slots:
         self._lock = threading.Lock()
         self._waiters: collections.deque[threading.Event] = collections.deque()
 
-    def acquire(self, deadline: float) -> None:
-        """Wait for a slot; TimeoutError at the deadline."""
+    @property
+    def free(self) -> int:
+        """How many may be taken at once."""
+        return self._free
+
+    def acquire(self, deadline: float | None) -> None:
+        """Wait for a slot; TimeoutError at the deadline, if there is one."""
         with self._lock:
             if self._free > 0 and not self._waiters:
                 self._free -= 1
@@ -145,7 +152,7 @@ class Slots:
             self._waiters.append(waiter)
         given = False
         try:
-            given = waiter.wait(max(0.0, deadline - monotonic()))
+            given = waiter.wait(None if deadline is None else max(0.0, deadline - monotonic()))
         finally:
             if not given:
                 self._give_up(waiter)
@@ -168,15 +175,15 @@ class Slots:
                 self._free += 1
 
 
-def shielded(job: Callable[[], None], limit: float) -> None:
-    """Do clean-up. Errors are logged. A second Ctrl-C ends it; ``limit`` is kept by the requests' own deadlines."""
+def shielded(job: Callable[[float], None], limit: float) -> None:
+    """Do clean-up. Errors are logged. A second Ctrl-C ends it; the job is told when its time is over, and keeps to that."""
     try:
-        job()
+        job(monotonic() + limit)
     except Exception as e:
         log.warning("clean-up failed: %r", e)
 
 
-def as_completed(jobs: Sequence[Callable[[], T]], limit: int) -> Iterator[T]:
+def as_completed(jobs: Sequence[Callable[[], T]], limit: int) -> Generator[T, None, None]:
     """Run jobs in threads, at most ``limit`` at once, and yield results as they come.
 
     After a job's exception, or when the iterator is closed, no further job begins; those that run end on their own. The

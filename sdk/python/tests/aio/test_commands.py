@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from libdsec import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 
@@ -187,6 +189,93 @@ async def test_an_iterator_that_fails_kills_nothing_else(config: DSecConfig, pla
         await sandbox.exec(["cat"], stdin=pieces())
     assert not platform.running()
     assert (await sandbox.run_shell("echo on")).stdout == "on\n"
+    await client.close()
+
+
+@pytest.mark.parametrize("failure", [UnavailableError("mine"), ResourceExhaustedError("mine"), OSError("mine")])
+async def test_input_that_fails_kills_the_command(config: DSecConfig, platform: Platform, failure: Exception) -> None:
+    client, sandbox = await make(config)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x"
+        raise failure
+
+    with pytest.raises(type(failure)) as caught:
+        await sandbox.exec(["cat"], stdin=pieces())
+    assert caught.value is failure
+    assert not platform.running()
+    await client.close()
+
+
+async def test_clean_up_after_failed_input_has_a_bound(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = await make(replace(config, cleanup_seconds=0.2))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x"
+        raise KeyError("mine")
+
+    platform.fault("KillCommand", Fault(delay=60, times=10))
+    start = time.monotonic()
+    with pytest.raises(KeyError):
+        await sandbox.exec(["cat"], stdin=pieces())
+    assert time.monotonic() - start < 30
+    await client.close()
+
+
+async def test_an_error_says_which_command_it_leaves(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = await make(replace(config, command_poll_seconds=0.05, retry_seconds=0.2))
+    away = {"code": "unavailable", "message": "restarting"}
+    platform.fault("GetCommand", Fault(status=503, error=away, times=50))
+    with pytest.raises(UnavailableError) as caught:
+        await sandbox.run_shell("sleep 100")
+    assert [p.id for p in platform.running()] == [caught.value.facts["command_id"]]
+    platform.fault("Exec", Fault(status=503, error=away, times=50))
+    with pytest.raises(UnavailableError) as caught:
+        await sandbox.start("sleep 100")
+    assert caught.value.facts["command_id"]
+    await client.close()
+
+
+async def test_a_signal_is_sent_once(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = await make(config)
+    command = await sandbox.start("trap 'echo got' USR1; echo ready; while :; do sleep 0.05; done")
+    async for piece in command.iter_stdout():
+        assert piece == b"ready\n"
+        break
+    for cut in (0, 5):
+        platform.fault("KillCommand", Fault(cut_at=cut))
+        with pytest.raises(UnavailableError):
+            await command.kill(10)
+    assert platform.calls["KillCommand"] == 2
+    platform.fault("KillCommand", Fault(cut_at=0, times=2))
+    await command.kill()  # this one is repeated
+    assert platform.calls["KillCommand"] == 5
+    assert (await command.wait()).killed
+    await client.close()
+
+
+async def test_input_in_several_writes(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = await make(config)
+    command = await sandbox.start(["cat"], stdin_open=True)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"two "
+        yield b"three "
+
+    assert await command.write_stdin(b"one ", close=False)
+    assert await command.write_stdin(pieces(), close=False)
+    assert await command.write_stdin(b"four")
+    assert (await command.wait()).stdout == "one two three four"
+
+    command = await sandbox.start(["cat"], stdin_open=True)
+    detail = {"type": "dsec.v1.ErrorInfo", "debug": {"reason": "stdin_gap"}}
+    error = {"code": "failed_precondition", "message": "only 5 bytes have arrived", "details": [detail]}
+    platform.fault("/stdin", Fault(status=400, error=error))
+    for reason in ("stdin_gap", "stdin_interrupted"):
+        with pytest.raises(FailedPreconditionError) as caught:
+            await command.write_stdin(b"lost", close=False)
+        assert caught.value.reason == reason
+    await command.kill()
     await client.close()
 
 

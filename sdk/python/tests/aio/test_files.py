@@ -160,6 +160,38 @@ async def test_what_cannot_be_repeated_is_not(config: DSecConfig, platform: Plat
     await client.close()
 
 
+async def test_failures_of_the_content_are_the_callers(config: DSecConfig, platform: Platform, tmp_path: Path) -> None:
+    client, sandbox = await make(config)
+    with pytest.raises(IsADirectoryError):
+        await sandbox.write_file("/f", tmp_path)
+    for failure in (ConnectionResetError("mine"), TimeoutError("mine"), UnavailableError("mine")):
+
+        async def pieces(failure: Exception = failure) -> AsyncIterator[bytes]:
+            yield b"x"
+            raise failure
+
+        with pytest.raises(type(failure)) as caught:
+            await sandbox.write_file("/f", pieces())
+        assert caught.value is failure
+    assert platform.calls[f"PUT /v1/sandboxes/{sandbox.id}/files"] <= 4
+    assert (await sandbox.run_shell("echo on")).stdout == "on\n"
+    await client.close()
+
+
+async def test_a_changed_file_stays_changed(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = await make(config)
+    await sandbox.write_file("/f", b"a" * 1_000_000)
+    platform.fault("/files", Fault(cut_at=700_000))
+    async with await sandbox.open_read("/f") as reader:
+        await reader.read(10)
+        await sandbox.write_file("/f", b"b" * 1_000_001)
+        for _ in range(2):
+            with pytest.raises(UnavailableError) as caught:
+                await reader.read()
+            assert caught.value.reason == "file_changed"
+    await client.close()
+
+
 async def test_an_early_refusal_is_heard(config: DSecConfig, platform: Platform) -> None:
     client, sandbox = await make(config)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 from compat import sleep
 from fake import KEY, ApiError, Fault, Platform
@@ -227,13 +230,86 @@ async def test_many_abandoned_are_removed(config: DSecConfig, platform: Platform
     platform.create_delay = lambda key: 0.0 if key.endswith(("/0", "/1", "/2")) else 20.0
     results = client.run_containers(ARGS, 12)
     first = await results.__anext__()
-    await results.aclose()  # type: ignore[attr-defined]
+    await results.aclose()
     assert isinstance(first, Sandbox)
     for _ in range(500):
         if all(b.state in ("STATE_READY", "STATE_STOPPED") for b in platform.boxes.values()):
             break
         await sleep(0.01)
     assert [b.id for b in platform.live()] == [first.id]
+    assert platform.calls["DeleteSandbox"] == 11  # once for each, also for what had not begun
+    await client.close()
+
+
+@pytest.mark.parametrize("what", ["one request", "many requests"])
+@pytest.mark.parametrize("how", ["break", "raise"])
+async def test_many_left_in_the_middle_are_removed(config: DSecConfig, platform: Platform, what: str, how: str) -> None:
+    kept: list[str] = []
+
+    async def work() -> None:
+        async with DSecClient(config=config) as client:
+            results = client.run_containers(ARGS, 20) if what == "one request" else client.run_containers([ARGS] * 20)
+            async for result in results:
+                assert isinstance(result, Sandbox)
+                result.detach()
+                kept.append(result.id)
+                while len(platform.live()) < 20:
+                    await sleep(0.01)
+                if how == "raise":
+                    raise KeyError("mine")
+                break
+
+    if how == "raise":
+        with pytest.raises(KeyError):
+            await work()
+    else:
+        await work()
+    assert [b.id for b in platform.live()] == kept
+    assert len(kept) == 1
+
+
+async def test_a_closed_client_has_removed_what_was_not_yielded(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    results = client.run_containers(ARGS, 20)
+    first = await results.__anext__()
+    assert isinstance(first, Sandbox)
+    await client.close()
+    assert [b.id for b in platform.live()] == [first.id]
+    await results.aclose()
+    with pytest.raises(FailedPreconditionError, match="closed"):  # and not: there was nothing to remove
+        await client._cancel_create("key", time.monotonic() + 5)
+
+
+async def test_the_removal_of_many_has_a_bound(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=replace(config, cleanup_seconds=0.3))
+    results = client.run_containers(ARGS, 100)
+    await results.__anext__()
+    platform.fault("DeleteSandbox", Fault(delay=60, times=1000))
+    start = time.monotonic()
+    await client.close()
+    assert time.monotonic() - start < 30
+    await results.aclose()
+
+
+async def test_nothing_is_removed_by_the_callers_own_key(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=replace(config, retry_seconds=0.2))
+    before = await client.run_container(ARGS, idempotency_key="job-7")
+    away = {"code": "unavailable", "message": "restarting"}
+    platform.fault("CreateSandbox", Fault(status=503, error=away, times=50))
+    with pytest.raises(UnavailableError):
+        await client.run_container(ARGS, idempotency_key="job-7")
+    assert platform.calls["DeleteSandbox"] == 0
+    assert [b.id for b in platform.live()] == [before.id]
+    await client.close()
+
+
+async def test_the_callers_own_key_is_never_changed(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    platform.fault("CreateSandbox", Fault(before=True))
+    canceled = ApiError(408, "canceled", "the create was cancelled", "create_canceled")
+    platform.fault("CreateSandbox", Fault(status=408, error=canceled.body))
+    await client.run_container(ARGS, idempotency_key="job-8")
+    assert [b.key for b in platform.live()] == ["job-8"]
     await client.close()
 
 

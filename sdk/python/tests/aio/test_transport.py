@@ -131,22 +131,43 @@ async def test_errors_of_all_kinds(
 
 async def test_silence_has_an_end(config: DSecConfig, platform: Platform) -> None:
     api = Api(replace(config, request_timeout=0.2))
-    platform.fault("GetInfo", Fault(delay=3))
+    platform.fault("GetInfo", Fault(delay=60))
     start = time.monotonic()
     with pytest.raises(DSecTimeoutError) as caught:
         await info(api)
     assert caught.value.reason == "no_answer"
-    assert time.monotonic() - start < 2
-    platform.fault("GetInfo", Fault(delay=3))
+    assert time.monotonic() - start < 30
+    platform.fault("GetInfo", Fault(delay=60))
     assert await info(api, retry=True) == "0.1"  # the second attempt has a time of its own
     api.close()
 
 
 async def test_a_dripping_head_has_an_end(config: DSecConfig, platform: Platform) -> None:
     api = Api(replace(config, request_timeout=0.3))
-    platform.fault("GetInfo", Fault(prefix=b"HTTP/1.1 100 Continue\r\nX: " + b"y" * 300_000, piece=1))
-    with pytest.raises(DSecError):
+    # Each byte comes in time, and the head is far from too long.
+    platform.fault("GetInfo", Fault(prefix=b"HTTP/1.1 100 Continue\r\nX: " + b"y" * 30_000, piece=1, pause=0.01))
+    with pytest.raises(DSecTimeoutError) as caught:
         await info(api)
+    assert caught.value.reason == "no_answer"
+    api.close()
+
+
+async def test_a_head_in_pieces_has_a_largest_size(config: DSecConfig, platform: Platform) -> None:
+    api = Api(replace(config, request_timeout=60))
+    platform.fault("GetInfo", Fault(prefix=b"HTTP/1.1 100 Continue\r\nX: " + b"y" * 300_000, piece=1000))
+    with pytest.raises(UnavailableError, match="headers of more than") as caught:
+        await info(api)
+    assert caught.value.reason == "protocol_error"
+    api.close()
+
+
+async def test_an_answer_before_the_end_of_the_request_costs_the_connection(config: DSecConfig, platform: Platform) -> None:
+    api = Api(config)
+    platform.fault("Exec", Fault(early=True, mute=True))
+    with pytest.raises(ResourceExhaustedError):
+        await api.call("Exec", {"filling": "x" * (64 << 20)})
+    assert not api.http._idle
+    assert await info(api) == "0.1"
     api.close()
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from libdsec import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 
@@ -188,6 +190,93 @@ def test_an_iterator_that_fails_kills_nothing_else(config: DSecConfig, platform:
         sandbox.exec(["cat"], stdin=pieces())
     assert not platform.running()
     assert (sandbox.run_shell("echo on")).stdout == "on\n"
+    client.close()
+
+
+@pytest.mark.parametrize("failure", [UnavailableError("mine"), ResourceExhaustedError("mine"), OSError("mine")])
+def test_input_that_fails_kills_the_command(config: DSecConfig, platform: Platform, failure: Exception) -> None:
+    client, sandbox = make(config)
+
+    def pieces() -> Iterator[bytes]:
+        yield b"x"
+        raise failure
+
+    with pytest.raises(type(failure)) as caught:
+        sandbox.exec(["cat"], stdin=pieces())
+    assert caught.value is failure
+    assert not platform.running()
+    client.close()
+
+
+def test_clean_up_after_failed_input_has_a_bound(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = make(replace(config, cleanup_seconds=0.2))
+
+    def pieces() -> Iterator[bytes]:
+        yield b"x"
+        raise KeyError("mine")
+
+    platform.fault("KillCommand", Fault(delay=60, times=10))
+    start = time.monotonic()
+    with pytest.raises(KeyError):
+        sandbox.exec(["cat"], stdin=pieces())
+    assert time.monotonic() - start < 30
+    client.close()
+
+
+def test_an_error_says_which_command_it_leaves(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = make(replace(config, command_poll_seconds=0.05, retry_seconds=0.2))
+    away = {"code": "unavailable", "message": "restarting"}
+    platform.fault("GetCommand", Fault(status=503, error=away, times=50))
+    with pytest.raises(UnavailableError) as caught:
+        sandbox.run_shell("sleep 100")
+    assert [p.id for p in platform.running()] == [caught.value.facts["command_id"]]
+    platform.fault("Exec", Fault(status=503, error=away, times=50))
+    with pytest.raises(UnavailableError) as caught:
+        sandbox.start("sleep 100")
+    assert caught.value.facts["command_id"]
+    client.close()
+
+
+def test_a_signal_is_sent_once(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = make(config)
+    command = sandbox.start("trap 'echo got' USR1; echo ready; while :; do sleep 0.05; done")
+    for piece in command.iter_stdout():
+        assert piece == b"ready\n"
+        break
+    for cut in (0, 5):
+        platform.fault("KillCommand", Fault(cut_at=cut))
+        with pytest.raises(UnavailableError):
+            command.kill(10)
+    assert platform.calls["KillCommand"] == 2
+    platform.fault("KillCommand", Fault(cut_at=0, times=2))
+    command.kill()  # this one is repeated
+    assert platform.calls["KillCommand"] == 5
+    assert (command.wait()).killed
+    client.close()
+
+
+def test_input_in_several_writes(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = make(config)
+    command = sandbox.start(["cat"], stdin_open=True)
+
+    def pieces() -> Iterator[bytes]:
+        yield b"two "
+        yield b"three "
+
+    assert command.write_stdin(b"one ", close=False)
+    assert command.write_stdin(pieces(), close=False)
+    assert command.write_stdin(b"four")
+    assert (command.wait()).stdout == "one two three four"
+
+    command = sandbox.start(["cat"], stdin_open=True)
+    detail = {"type": "dsec.v1.ErrorInfo", "debug": {"reason": "stdin_gap"}}
+    error = {"code": "failed_precondition", "message": "only 5 bytes have arrived", "details": [detail]}
+    platform.fault("/stdin", Fault(status=400, error=error))
+    for reason in ("stdin_gap", "stdin_interrupted"):
+        with pytest.raises(FailedPreconditionError) as caught:
+            command.write_stdin(b"lost", close=False)
+        assert caught.value.reason == reason
+    command.kill()
     client.close()
 
 

@@ -161,6 +161,38 @@ def test_what_cannot_be_repeated_is_not(config: DSecConfig, platform: Platform) 
     client.close()
 
 
+def test_failures_of_the_content_are_the_callers(config: DSecConfig, platform: Platform, tmp_path: Path) -> None:
+    client, sandbox = make(config)
+    with pytest.raises(IsADirectoryError):
+        sandbox.write_file("/f", tmp_path)
+    for failure in (ConnectionResetError("mine"), TimeoutError("mine"), UnavailableError("mine")):
+
+        def pieces(failure: Exception = failure) -> Iterator[bytes]:
+            yield b"x"
+            raise failure
+
+        with pytest.raises(type(failure)) as caught:
+            sandbox.write_file("/f", pieces())
+        assert caught.value is failure
+    assert platform.calls[f"PUT /v1/sandboxes/{sandbox.id}/files"] <= 4
+    assert (sandbox.run_shell("echo on")).stdout == "on\n"
+    client.close()
+
+
+def test_a_changed_file_stays_changed(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = make(config)
+    sandbox.write_file("/f", b"a" * 1_000_000)
+    platform.fault("/files", Fault(cut_at=700_000))
+    with sandbox.open_read("/f") as reader:
+        reader.read(10)
+        sandbox.write_file("/f", b"b" * 1_000_001)
+        for _ in range(2):
+            with pytest.raises(UnavailableError) as caught:
+                reader.read()
+            assert caught.value.reason == "file_changed"
+    client.close()
+
+
 def test_an_early_refusal_is_heard(config: DSecConfig, platform: Platform) -> None:
     client, sandbox = make(config)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Union
 
@@ -15,7 +17,6 @@ from .._errors import (
     CanceledError,
     DSecError,
     DSecTimeoutError,
-    FailedPreconditionError,
     NotFoundError,
     UnavailableError,
     UnsupportedError,
@@ -31,17 +32,32 @@ CREATE_GRACE = 10.0  # seconds between the platform's deadline for a create and 
 MAX_COUNT = 100_000
 CONCURRENT_CREATES = 128
 CONCURRENT_STOPS = 32
-CANCEL_DELAYS = (0.1, 0.5)
+SAME_KEY_DELAYS = (0.1, 0.5)
 
 RunResult = Union[Sandbox, DSecError]
 """What ``run_containers`` yields; ``index`` says for which of the requests."""
 
 
 class _Batch:
-    """Creates that belong together: once cancelled, none of them is tried again."""
+    """Creates that belong together: once cancelled, none of them is tried again.
 
-    def __init__(self) -> None:
+    Attributes:
+        key: of the batch; request ``i`` has ``key/i``.
+        missing: requests whose result the caller has not got.
+    """
+
+    def __init__(self, key: str, count: int) -> None:
+        self.key = key
+        self.missing = set(range(count))
         self.cancelled = False
+        self.lock = net.Lock()
+        self.pid = os.getpid()
+
+    def give_up(self) -> list[str]:
+        """Return the keys of what is to be undone, once."""
+        self.cancelled = True
+        missing, self.missing = self.missing, set()
+        return [f"{self.key}/{i}" for i in sorted(missing)]
 
 
 class DSecClient:
@@ -73,6 +89,7 @@ class DSecClient:
         self.config = config
         self._api = Api(config)
         self._owned = _guard.Owned(config)
+        self._batches: set[_Batch] = set()
 
     def __repr__(self) -> str:
         return f"<DSecClient {self.config.url}>"
@@ -94,7 +111,13 @@ class DSecClient:
         return self
 
     async def close(self) -> None:
-        """Close the connections. Sandboxes stay as they are. Closing twice is no error."""
+        """Close the connections. Sandboxes stay as they are. Closing twice is no error.
+
+        What ``run_containers`` has not yielded yet is removed before.
+        """
+        # A loop that was left does not close its iterator at once: that comes some time later, or at the event loop's end.
+        for batch in list(self._batches):
+            await self._give_up(batch)
         self._api.close()
         self._owned.release()
 
@@ -116,7 +139,9 @@ class DSecClient:
         Args:
             args: what it shall be.
             timeout: seconds until it must be ready.
-            idempotency_key: creating twice with one key gives the same sandbox. None: a fresh one.
+            idempotency_key: creating twice with one key gives the same sandbox. None: a fresh one. With a key of the
+                caller's own libdsec removes nothing by it, since the sandbox may have existed before: after a failure
+                that leaves open whether there is one, the same call finds it.
 
         Raises:
             InvalidArgumentError: before any request where that can be told.
@@ -129,7 +154,9 @@ class DSecClient:
         """
         positive("timeout", timeout)
         spec = self._spec(args)
-        return await self._create(spec, idempotency_key or new_id(), timeout, _Batch())
+        if idempotency_key:
+            return await self._create_named(spec, idempotency_key, timeout)
+        return await self._create(spec, new_id(), timeout)
 
     async def run_containers(
         self,
@@ -137,11 +164,12 @@ class DSecClient:
         count: int | None = None,
         *,
         timeout: float = DEFAULT_CREATE_TIMEOUT,
-    ) -> AsyncIterator[RunResult]:
+    ) -> AsyncGenerator[RunResult, None]:
         """Create many sandboxes and yield each as it becomes ready, or the error that it failed with.
 
         One failure does not end the others. What was not yielded when the iterator is closed, cancelled or
-        interrupted, is removed.
+        interrupted, or the client is closed, is removed. A loop that is left by ``break`` or an exception closes its
+        iterator only some time later; for at once, see ``contextlib.aclosing``.
 
         Args:
             args: one description, with ``count``; or a sequence of them.
@@ -160,32 +188,26 @@ class DSecClient:
             if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_COUNT:
                 raise invalid(f"count must be a whole number between 1 and {MAX_COUNT}, not {count!r}")
             specs: Sequence[dict[str, Any]] = [self._spec(args)] * count
-            first = self._stream(specs[0], count, key, timeout)
         else:
             if count is not None:
                 raise invalid("count goes with one description, not with a sequence")
             specs = [self._spec(a) for a in args]
-            first = None
-        missing = dict.fromkeys(range(len(specs)))
-        batch = _Batch()
+        batch = _Batch(key, len(specs))
+        results = self._results(specs, count, timeout, batch)
+        self._batches.add(batch)
         try:
-            if first is not None:
-                async for result in first:
-                    if result.index in missing:
-                        del missing[result.index]
-                        yield result
-            jobs = [self._job(specs[i], key, i, timeout, batch) for i in missing]
-            async for result in net.as_completed(jobs, CONCURRENT_CREATES):
-                missing.pop(result.index or 0, None)
+            async for result in results:
+                batch.missing.discard(result.index or 0)
                 yield result
         except DSecError:
-            missing.clear()  # the platform refused the whole, or ended its stream: it knows what to undo
+            batch.missing.clear()  # the platform refused the whole, or ended its stream: it knows what to undo
             raise
         finally:
-            if missing:
-                batch.cancelled = True
-                rest = [f"{key}/{i}" for i in missing]
-                await net.shielded(lambda: self._cancel_creates(rest), self.config.cleanup_seconds)
+            batch.cancelled = True
+            try:
+                await results.aclose()  # first, so that the platform itself undoes what it can
+            finally:
+                await self._give_up(batch)
 
     async def get_sandbox(self, sandbox_id: str) -> Sandbox:
         """Return a sandbox by its id, whoever created it.
@@ -228,10 +250,15 @@ class DSecClient:
     async def __aenter__(self) -> DSecClient:
         return await self.open()
 
-    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        if exc_type is not None and self._owned.ids:
-            await net.shielded(self._stop_owned, self.config.cleanup_seconds)
-        await self.close()
+    async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, _: object) -> None:
+        in_order = exc_type is None or (isinstance(exc, SystemExit) and exc.code in (None, 0))
+        try:
+            for batch in list(self._batches):
+                await self._give_up(batch)
+            if not in_order and self._owned.ids:
+                await net.shielded(self._stop_owned, self.config.cleanup_seconds)
+        finally:
+            await self.close()
 
     # What follows is for Sandbox and for the methods above.
 
@@ -250,35 +277,69 @@ class DSecClient:
     def _forget(self, sandbox_id: str) -> None:
         self._owned.discard(sandbox_id)
 
-    async def _create(self, spec: dict[str, Any], key: str, timeout: float, batch: _Batch) -> Sandbox:
-        """Create one sandbox; whatever goes wrong, none is left behind that the caller does not know of."""
+    async def _create(self, spec: dict[str, Any], key: str, timeout: float, batch: _Batch | None = None) -> Sandbox:
+        """Create one sandbox; whatever goes wrong, none is left behind that the caller does not know of.
+
+        Interrupted, one of a batch leaves its clean-up to the batch.
+        """
         ready_by = net.monotonic() + timeout
         name = key
         for attempt in range(1, 4):
-            left = max(ready_by - net.monotonic(), 0.1)
-            request = {"spec": spec, "idempotencyKey": name, "timeoutSeconds": str(math.ceil(left))}
             try:
-                answer = await self._api.call("CreateSandbox", request, wait=left, deadline=ready_by + CREATE_GRACE)
-                return self._adopt(sub(answer, "sandbox"))
+                return await self._create_once(spec, name, ready_by)
             except CanceledError as e:
                 # The platform undoes a create whose connection breaks. The repetition may find it undone.
-                if batch.cancelled or e.attempts == 1 or attempt == 3:
+                if (batch is not None and batch.cancelled) or e.attempts == 1 or attempt == 3:
                     raise
                 if net.monotonic() >= ready_by:
-                    raise DSecTimeoutError(
-                        f"the sandbox was not ready within {timeout:g} s, and was removed", reason="create_timeout"
-                    ) from e
+                    raise _too_late(timeout) from e
             except (UnavailableError, DSecTimeoutError):
-                if not batch.cancelled:
-                    await net.shielded(partial(self._cancel_create, name), self.config.cleanup_seconds)
+                if batch is None or not batch.cancelled:
+                    cancel = partial(self._cancel_create, name, retry=False)  # the platform was waited for long enough
+                    await net.shielded(cancel, self.config.cleanup_seconds)
                 raise
             except net.INTERRUPTS:
-                await net.shielded(partial(self._cancel_create, name), self.config.cleanup_seconds)
+                if batch is None:
+                    await net.shielded(partial(self._cancel_create, name), self.config.cleanup_seconds)
                 raise
             name = f"{key}.{attempt}"
         raise AssertionError("unreachable")
 
-    def _job(self, spec: dict[str, Any], key: str, index: int, timeout: float, batch: _Batch) -> Callable[[], Any]:
+    async def _create_named(self, spec: dict[str, Any], key: str, timeout: float) -> Sandbox:
+        """Create one sandbox, or find the one that has the caller's own key."""
+        ready_by = net.monotonic() + timeout
+        for pause in (*SAME_KEY_DELAYS, None):
+            try:
+                return await self._create_once(spec, key, ready_by)
+            except CanceledError as e:
+                if e.attempts == 1 or pause is None:
+                    raise
+                if net.monotonic() + pause >= ready_by:
+                    raise _too_late(timeout) from e
+            await net.sleep(pause)
+        raise AssertionError("unreachable")
+
+    async def _create_once(self, spec: dict[str, Any], key: str, ready_by: float) -> Sandbox:
+        left = max(ready_by - net.monotonic(), 0.1)
+        request = {"spec": spec, "idempotencyKey": key, "timeoutSeconds": str(math.ceil(left))}
+        answer = await self._api.call("CreateSandbox", request, wait=left, deadline=ready_by + CREATE_GRACE)
+        return self._adopt(sub(answer, "sandbox"))
+
+    async def _results(
+        self, specs: Sequence[dict[str, Any]], count: int | None, timeout: float, batch: _Batch
+    ) -> AsyncGenerator[RunResult, None]:
+        """Yield the results of a batch: from one request if ``count`` is given, then one by one for what is missing."""
+        if count is not None:
+            async with aclosing(self._stream(specs[0], count, batch.key, timeout)) as results:
+                async for result in results:
+                    if result.index in batch.missing:
+                        yield result
+        jobs = [self._job(specs[i], i, timeout, batch) for i in sorted(batch.missing)]
+        async with aclosing(net.as_completed(jobs, CONCURRENT_CREATES)) as results:
+            async for result in results:
+                yield result
+
+    def _job(self, spec: dict[str, Any], index: int, timeout: float, batch: _Batch) -> Callable[[], Any]:
         """Return a create whose failure is its result."""
 
         async def job() -> RunResult:
@@ -286,7 +347,7 @@ class DSecClient:
             try:
                 if batch.cancelled:
                     raise CanceledError("the batch was cancelled", reason="canceled")
-                result = await self._create(spec, f"{key}/{index}", timeout, batch)
+                result = await self._create(spec, f"{batch.key}/{index}", timeout, batch)
             except DSecError as e:
                 result = e
             result.index = index
@@ -294,7 +355,7 @@ class DSecClient:
 
         return job
 
-    async def _stream(self, spec: dict[str, Any], count: int, key: str, timeout: float) -> AsyncIterator[RunResult]:
+    async def _stream(self, spec: dict[str, Any], count: int, key: str, timeout: float) -> AsyncGenerator[RunResult, None]:
         """Yield the results of one request for many. Ends early, without an error, if the connection breaks."""
         request = {
             "spec": spec,
@@ -304,11 +365,12 @@ class DSecClient:
         }
         begun = False
         try:
-            async for message in self._api.server_stream("CreateSandboxes", request, wait=timeout):
-                begun = True
-                result = self._result(message)
-                result.index = number(message, "index")
-                yield result
+            async with aclosing(self._api.server_stream("CreateSandboxes", request, wait=timeout)) as messages:
+                async for message in messages:
+                    begun = True
+                    result = self._result(message)
+                    result.index = number(message, "index")
+                    yield result
         except (UnavailableError, DSecTimeoutError) as e:
             net.log.info(
                 "the stream of creates broke, going on one by one: %s (%s)",
@@ -321,42 +383,58 @@ class DSecClient:
             return self._adopt(sub(message, "sandbox"))
         return error_from_failure(sub(message, "failure"))
 
-    async def _cancel_create(self, key: str) -> None:
+    async def _give_up(self, batch: _Batch) -> None:
+        """Remove what was created, or is being created, in a batch and was not handed out. Returns when that is done."""
+        try:
+            if batch.pid == os.getpid():  # else it is a fork's copy, and the sandboxes are the parent's
+                await net.shielded(partial(self._undo, batch), self.config.cleanup_seconds)
+        finally:
+            self._batches.discard(batch)
+
+    async def _undo(self, batch: _Batch, until: float) -> None:
+        async with batch.lock:  # whoever comes second waits for the first
+            jobs = [partial(self._quietly, self._cancel_create, key, until) for key in batch.give_up()]
+            await self._all(jobs, "creates could not be cancelled")
+
+    async def _stop_owned(self, until: float) -> None:
+        """Stop what this client made and nobody stopped."""
+        jobs = [partial(self._quietly, self._stop, sandbox_id, until) for sandbox_id in self._owned.ids]
+        await self._all(jobs, "sandboxes could not be stopped")
+
+    async def _all(self, jobs: Sequence[Callable[[], Any]], failure: str) -> None:
+        errors: list[DSecError] = []
+        async with aclosing(net.as_completed(jobs, CONCURRENT_STOPS)) as results:
+            async for error in results:
+                if error is not None:
+                    errors.append(error)
+        if errors:
+            net.log.warning("%d %s, and are left to their times to live: %s", len(errors), failure, errors[0])
+
+    async def _cancel_create(self, key: str, until: float, *, retry: bool = True) -> None:
         """Remove what was created, or is being created, with a key.
 
-        Not found may mean that the create is still on its way on another connection, so it is tried again.
+        Once is enough, also where the create is still on its way on another connection: the platform remembers the key.
         """
-        request = {"idempotencyKey": key}
-        for delay in (*CANCEL_DELAYS, 0.0):
-            try:
-                await self._api.call("DeleteSandbox", request, urgent=True, retry=False)
-            except (NotFoundError, FailedPreconditionError):
-                if delay:
-                    await net.sleep(delay)
-            else:
-                return
-
-    async def _cancel_creates(self, keys: Sequence[str]) -> None:
-        jobs = [partial(self._quietly, partial(self._cancel_create, key)) for key in keys]
-        async for _ in net.as_completed(jobs, CONCURRENT_STOPS):
+        try:
+            await self._api.call("DeleteSandbox", {"idempotencyKey": key}, urgent=True, retry=retry, until=until)
+        except NotFoundError:
             pass
 
-    async def _stop_owned(self) -> None:
-        """Stop what this client made and nobody stopped."""
-        jobs = [partial(self._quietly, partial(self._stop, sandbox_id)) for sandbox_id in self._owned.ids]
-        async for _ in net.as_completed(jobs, CONCURRENT_STOPS):
-            pass
-
-    async def _stop(self, sandbox_id: str) -> None:
+    async def _stop(self, sandbox_id: str, until: float) -> None:
         request = {"id": sandbox_id, "wait": True}
         try:
-            await self._api.call("DeleteSandbox", request, wait=self.config.cleanup_seconds, urgent=True)
+            await self._api.call("DeleteSandbox", request, wait=self.config.cleanup_seconds, urgent=True, until=until)
         except NotFoundError:
             pass
         self._forget(sandbox_id)
 
-    async def _quietly(self, job: Callable[[], Any]) -> None:
+    async def _quietly(self, job: Callable[[str, float], Any], name: str, until: float) -> DSecError | None:
         try:
-            await job()
+            await job(name, until)
         except DSecError as e:
-            net.log.warning("clean-up failed: %s", e)
+            return e
+        return None
+
+
+def _too_late(timeout: float) -> DSecTimeoutError:
+    return DSecTimeoutError(f"the sandbox was not ready within {timeout:g} s, and was removed", reason="create_timeout")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from binascii import b2a_base64
 from collections.abc import AsyncIterable, AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
 from .. import _aio as net
@@ -20,7 +21,6 @@ from .._errors import (
     DSecError,
     DSecTimeoutError,
     FailedPreconditionError,
-    InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
@@ -64,6 +64,7 @@ class Command:
 
     def __init__(self, api: Api, sandbox_id: str, command_id: str) -> None:
         self._api = api
+        self._feed = Feed(api, sandbox_id, command_id)
         self.sandbox_id = sandbox_id
         self.id = command_id
 
@@ -79,7 +80,7 @@ class Command:
             CommandFailedError: ``check`` is true and the exit code is not 0.
         """
         while True:
-            message = await self._get(self._api.config.command_poll_seconds)
+            message = await self._get(self._api.poll_seconds)
             if not message.get("running"):
                 return await finish(self._api, self.sandbox_id, message, check=check)
 
@@ -88,15 +89,24 @@ class Command:
         return command_result(await self._get(0))[0]
 
     async def kill(self, signal: int = 0) -> None:
-        """End the whole process tree; a ``signal`` other than 0 goes to the command's process group instead."""
+        """End the whole process tree; a ``signal`` other than 0 goes to the command's process group instead.
+
+        A signal is sent once: after UnavailableError or DSecTimeoutError it may have arrived, or not.
+        """
         await kill(self._api, self.sandbox_id, self.id, signal)
 
     async def write_stdin(self, data: Stdin, *, close: bool = True) -> bool:
         """Write standard input of a command started with ``stdin_open=True``, and close it.
 
-        Returns False if the command ended or closed its input before everything was written. May be called once.
+        With ``close=False`` more may be written by further calls on this object; it is the one that knows how much was.
+
+        Returns False if the command ended or closed its input before everything was written.
+
+        Raises:
+            FailedPreconditionError: an earlier write failed or was interrupted (``stdin_interrupted``): how much of it
+                the command got is not known.
         """
-        return await send_stdin(self._api, self.sandbox_id, self.id, input_of(data) or b"", close=close)
+        return await self._feed.send(input_of(data) or b"", close=close)
 
     async def iter_stdout(self, offset: int = 0) -> AsyncIterator[bytes]:
         """Yield standard output as it is written, from a byte offset, until the command ends."""
@@ -117,27 +127,36 @@ async def run(
 ) -> CommandResult:
     """Run a command to its end. If the caller is interrupted, the command's process tree is killed.
 
-    So it is if the iterator that makes its input fails: nobody would ever close that input.
+    So it is if its input fails, for whatever reason: nobody would ever close that input. If the platform cannot be
+    reached, the command runs on, and the error's facts say which it is.
     """
-    poll = api.config.command_poll_seconds
-    begun = False
+    kill_surely = partial(_kill_surely, api, sandbox_id, command_id)
+    begun = feeding = False
     fed = True
     try:
-        message = await start(api, sandbox_id, command_id, command, stdin, wait=poll)
+        message = await start(api, sandbox_id, command_id, command, stdin, wait=api.poll_seconds)
         begun = True
         if needs_feeding(stdin):
-            fed = await send_stdin(api, sandbox_id, command_id, stdin, close=True)
+            feeding = True
+            fed = await Feed(api, sandbox_id, command_id).send(stdin, close=True)
+            feeding = False
         while message.get("running"):
-            message = await get_command(api, sandbox_id, command_id, poll)
+            message = await get_command(api, sandbox_id, command_id, api.poll_seconds)
+        return await finish(api, sandbox_id, message if fed else {**message, "stdinBroken": True}, check=check)
     except DSecError as e:
-        if begun and isinstance(e, (InvalidArgumentError, FailedPreconditionError)):
-            await net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, ()), api.config.cleanup_seconds)
+        if feeding:
+            await net.shielded(partial(kill_surely, ()), api.config.cleanup_seconds)
+        name_command(e, command_id)
         raise
     except net.FAILURES:
-        delays = () if begun else KILL_DELAYS
-        await net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, delays), api.config.cleanup_seconds)
+        await net.shielded(partial(kill_surely, () if begun else KILL_DELAYS), api.config.cleanup_seconds)
         raise
-    return await finish(api, sandbox_id, message if fed else {**message, "stdinBroken": True}, check=check)
+
+
+def name_command(error: DSecError, command_id: str) -> None:
+    """Say in an error's facts which command it leaves behind, where it may be running."""
+    if isinstance(error, (UnavailableError, DSecTimeoutError)):
+        error.facts.setdefault("command_id", command_id)
 
 
 def needs_feeding(stdin: Input | None) -> TypeGuard[Input]:
@@ -157,7 +176,7 @@ async def start(
     elif isinstance(stdin, bytes):
         command = {**command, "stdin": b2a_base64(stdin, newline=False).decode("ascii")}
     request = {"sandboxId": sandbox_id, "commandId": command_id, "command": command, "waitSeconds": wait}
-    return _result(await api.call("Exec", request, wait=wait))
+    return _result(await api.call("Exec", request, wait=wait, patient=True))
 
 
 def input_of(stdin: object) -> Input | None:
@@ -177,7 +196,7 @@ def input_of(stdin: object) -> Input | None:
 async def get_command(api: Api, sandbox_id: str, command_id: str, wait: float) -> dict[str, Any]:
     """Wait up to ``wait`` seconds for a command's end; returns CommandResult's message."""
     request = {"sandboxId": sandbox_id, "commandId": command_id, "waitSeconds": wait}
-    return _result(await api.call("GetCommand", request, wait=wait))
+    return _result(await api.call("GetCommand", request, wait=wait, patient=True))
 
 
 def _result(answer: dict[str, Any]) -> dict[str, Any]:
@@ -254,17 +273,36 @@ async def _follow(api: Api, sandbox_id: str, command_id: str, name: str, offset:
         download.close()
 
 
-async def send_stdin(api: Api, sandbox_id: str, command_id: str, data: Input, *, close: bool) -> bool:
-    """Write standard input in blocks, each at its offset, so that a repetition writes nothing twice.
+class Feed:
+    """Writes a command's standard input in blocks, each at its offset, so that a repetition writes nothing twice."""
 
-    Returns False if the command ended or closed its input before everything was written.
-    """
-    offset = 0
-    async for block, final in _blocks(data):
-        if not await _put_stdin(api, sandbox_id, command_id, offset, block, close=close and final):
-            return False
-        offset += len(block)
-    return True
+    def __init__(self, api: Api, sandbox_id: str, command_id: str) -> None:
+        self._api = api
+        self._sandbox_id = sandbox_id
+        self._command_id = command_id
+        self._lock = net.Lock()
+        self._offset = 0
+        self._under_way = False
+
+    async def send(self, data: Input, *, close: bool) -> bool:
+        """Write after what was written before; False if the command ended or closed its input before the end."""
+        async with self._lock:
+            async for block, final in _blocks(data):
+                if self._under_way:
+                    raise FailedPreconditionError(
+                        "an earlier write was interrupted, and how much of it the command got is not known; kill the command",
+                        reason="stdin_interrupted",
+                        sandbox_id=self._sandbox_id,
+                    )
+                self._under_way = True
+                taken = await _put_stdin(
+                    self._api, self._sandbox_id, self._command_id, self._offset, block, close=close and final
+                )
+                self._under_way = False
+                if not taken:
+                    return False
+                self._offset += len(block)
+        return True
 
 
 async def _blocks(data: Input) -> AsyncIterator[tuple[memoryview, bool]]:
@@ -325,23 +363,24 @@ def _written(header: str | None, body: bytes, expected: int) -> bool:
         raise bad_response("an offset that is no number") from None
 
 
-async def kill(api: Api, sandbox_id: str, command_id: str, signal: int) -> None:
+async def kill(api: Api, sandbox_id: str, command_id: str, signal: int, *, until: float | None = None) -> None:
     """End a command's process tree, or send a signal to its process group."""
     if not isinstance(signal, int) or not 0 <= signal <= 64:
         raise invalid("signal must be a number between 0 and 64")
     request: dict[str, Any] = {"sandboxId": sandbox_id, "commandId": command_id}
     if signal:
         request["signal"] = signal
-    await api.call("KillCommand", request, urgent=True)
+    # To kill twice does no harm; a handler of a signal would run twice.
+    await api.call("KillCommand", request, urgent=True, once=signal != 0, until=until)
 
 
-async def _kill_surely(api: Api, sandbox_id: str, command_id: str, delays: tuple[float, ...]) -> None:
+async def _kill_surely(api: Api, sandbox_id: str, command_id: str, delays: tuple[float, ...], until: float) -> None:
     for delay in delays:
         try:
-            return await kill(api, sandbox_id, command_id, 0)
+            return await kill(api, sandbox_id, command_id, 0, until=until)
         except NotFoundError:
             await net.sleep(delay)
     try:
-        await kill(api, sandbox_id, command_id, 0)
+        await kill(api, sandbox_id, command_id, 0, until=until)
     except (NotFoundError, FailedPreconditionError):
         return None  # it never began, or is gone

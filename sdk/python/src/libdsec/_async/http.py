@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import ssl
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Union
 
 from .. import _aio as net
@@ -26,7 +26,7 @@ from .._errors import (
 )
 from .._http1 import MAX_HEAD, ChunkedDecoder, Head, ProtocolError, parse_head
 from .._models import bad_response
-from .._retry import NO_ANSWER, TLS_FAILED
+from .._retry import CONNECT_FAILED, NO_ANSWER, TLS_FAILED
 from .._version import USER_AGENT
 
 MAX_UNARY_BODY = 80 << 20
@@ -34,6 +34,14 @@ MAX_INTERIM = 16
 WRITE_BLOCK = 256 << 10
 
 BodyFactory = Callable[[], AsyncIterable[Union[bytes, memoryview]]]
+
+
+class ContentError(Exception):
+    """Carries what the maker of a body raised past the handlers of what the connection raises: both may be OSErrors."""
+
+    def __init__(self, original: Exception) -> None:
+        super().__init__(original)
+        self.original = original
 
 
 class Connection:
@@ -213,32 +221,54 @@ class HttpClient:
         self._fixed = fixed
         self._json = fixed + "Content-Type: application/json\r\nConnect-Protocol-Version: 1\r\nContent-Length: "
 
-    async def unary(self, target: str, body: bytes, *, wait: float, urgent: bool) -> tuple[int, bytes]:
+    @property
+    def crowded(self) -> bool:
+        """Whether the next request takes the last free connection, or has to wait for one."""
+        return self._slots.free <= 1
+
+    async def unary(
+        self,
+        target: str,
+        body: bytes,
+        *,
+        wait: float,
+        urgent: bool,
+        patient: bool = False,
+        once: bool = False,
+        until: float | None = None,
+    ) -> tuple[int, bytes]:
         """POST a JSON message and return status and body of the answer.
 
         Args:
             target: path below the URL's.
             body: JSON.
-            wait: seconds that the answer may take beyond ``request_timeout``.
+            wait: seconds that the answer may take beyond ``request_timeout``, counted from when there is a connection.
             urgent: does not wait for a free connection.
+            patient: waits for a free connection without a bound, else for ``wait`` and ``request_timeout`` again.
+            once: never sent twice, so no kept connection is used: it may turn out to be dead when all has been sent.
+            until: on the clock, when all of it must be over, or None.
 
         Raises:
             UnavailableError: no connection, or it broke. The request may have been carried out.
             DSecTimeoutError: no answer in time (reason ``no_answer``). The same.
         """
         request = f"POST {self.endpoint.prefix}{target} HTTP/1.1\r\n{self._json}{len(body)}\r\n\r\n".encode() + body
-        deadline = net.monotonic() + wait + self.config.request_timeout
+        limit = wait + self.config.request_timeout
         while True:
-            conn = await self._acquire(deadline, slot=not urgent)
+            if not urgent:
+                await self._take_slot(None if patient else limit)
+            conn = await self._acquire(slot=not urgent, fresh=once, until=until)
+            deadline = _earlier(net.monotonic() + limit, until)
             keep = False
             try:
                 if len(request) <= WRITE_BLOCK:
-                    await conn.stream.write(request, deadline)
+                    sent = await conn.stream.write(request, deadline)
                 else:
-                    await self._write_blocks(conn, request)
+                    sent = await self._write_blocks(conn, request)
                 head = await conn.read_head(deadline)
-                data = await conn.read_all(head, self.config.stall_timeout)
-                keep = head.keep_alive
+                stall = self.config.stall_timeout
+                data = await conn.read_all(head, stall if until is None else max(until - net.monotonic(), 0.01))
+                keep = sent and head.keep_alive
                 return head.status, data
             except OSError as e:
                 if conn.reused and not conn.answered and isinstance(e, ConnectionError):
@@ -271,17 +301,21 @@ class HttpClient:
         """
         request = self._stream_head(method, target, headers or {}, length)
         while True:
-            deadline = net.monotonic() + self.config.request_timeout
-            conn = await self._acquire(deadline, slot=True, fresh=once)
+            await self._take_slot(self.config.request_timeout)
+            conn = await self._acquire(slot=True, fresh=once)
             try:
-                await conn.stream.write(request, deadline)
-                sent = body is None or await self._send_body(conn, body(), length)
+                sent = await conn.stream.write(request, net.monotonic() + self.config.request_timeout)
+                if sent and body is not None:
+                    sent = await self._send_body(conn, _apart(body()), length)
                 head = await conn.read_head(net.monotonic() + wait + self.config.request_timeout)
             except OSError as e:
                 self.give_back(conn, reusable=False, slot=True)
                 if conn.reused and not conn.answered and isinstance(e, ConnectionError):
                     continue
                 raise self.error(e) from e
+            except ContentError as e:
+                self.give_back(conn, reusable=False, slot=True)
+                raise e.original from e.original.__cause__
             except BaseException:
                 self.give_back(conn, reusable=False, slot=True)
                 raise
@@ -304,7 +338,8 @@ class HttpClient:
             await net.breathe()
             if conn.stream.readable:
                 return False
-            await conn.stream.write(view[start : start + WRITE_BLOCK], net.monotonic() + self.config.stall_timeout)
+            if not await conn.stream.write(view[start : start + WRITE_BLOCK], net.monotonic() + self.config.stall_timeout):
+                return False
         return True
 
     async def _send_body(self, conn: Connection, pieces: AsyncIterable[bytes | memoryview], length: int | None) -> bool:
@@ -328,22 +363,31 @@ class HttpClient:
         if left:
             raise InvalidArgumentError(f"the content is {left} bytes shorter than was said", reason="wrong_length")
         if length is None:
-            await conn.stream.write(b"0\r\n\r\n", net.monotonic() + self.config.stall_timeout)
+            return await conn.stream.write(b"0\r\n\r\n", net.monotonic() + self.config.stall_timeout)
         return True
 
-    async def _acquire(self, deadline: float, *, slot: bool, fresh: bool = False) -> Connection:
-        """Return a connection that seems to live, or a new one."""
+    async def _take_slot(self, limit: float | None) -> None:
+        """Wait until one more connection may be used, for at most ``limit`` seconds.
+
+        That is no time of the request: what waits here behind others says nothing about the platform.
+        """
+        self._check()
+        try:
+            await self._slots.acquire(None if limit is None else net.monotonic() + limit)
+        except TimeoutError as e:
+            raise self.error(e) from e
+
+    def _check(self) -> None:
         if self._closed:
             raise FailedPreconditionError("the client is closed; make a new one", reason="client_closed")
         scope = net.scope()
         if scope is not self._scope and scope != self._scope:
             self._enter(scope)
-        if slot:
-            try:
-                await self._slots.acquire(deadline)
-            except TimeoutError as e:
-                raise self.error(e) from e
+
+    async def _acquire(self, *, slot: bool, fresh: bool = False, until: float | None = None) -> Connection:
+        """Return a connection that seems to live, or a new one. With ``slot`` one was taken; a failure gives it back."""
         try:
+            self._check()
             while not fresh:
                 try:
                     conn = self._idle.pop()
@@ -355,7 +399,10 @@ class HttpClient:
                 conn.reused = True
                 conn.answered = False
                 return conn
-            return Connection(await net.connect(self.endpoint, self._tls, self.config.connect_timeout))
+            limit = self.config.connect_timeout
+            if until is not None:
+                limit = min(limit, max(until - net.monotonic(), 0.01))
+            return Connection(await net.connect(self.endpoint, self._tls, limit))
         except BaseException as e:
             if slot:
                 self._slots.release()
@@ -415,4 +462,17 @@ class HttpClient:
             return UnavailableError(f"no TLS connection to {where}: {e}; check the certificate", reason=TLS_FAILED)
         if isinstance(e, PermissionError):
             return AuthenticationError(f"no permission to connect to {where}: {e}", reason="connect_refused")
-        return UnavailableError(f"cannot reach the platform at {where}: {e}; is it running?", reason="connect_failed")
+        return UnavailableError(f"cannot reach the platform at {where}: {e}; is it running?", reason=CONNECT_FAILED)
+
+
+def _earlier(deadline: float, until: float | None) -> float:
+    return deadline if until is None else min(deadline, until)
+
+
+async def _apart(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+    """Pass a body on, and its maker's failures as ContentError."""
+    try:
+        async for piece in pieces:
+            yield piece
+    except Exception as e:
+        raise ContentError(e) from e

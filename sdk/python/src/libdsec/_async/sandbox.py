@@ -136,7 +136,11 @@ class Sandbox:
         if stdin_open:
             message["stdinFollows"] = True
         name = command_id or commands.new_id()
-        await commands.start(self._api, self.id, name, message, None, wait=0.0)
+        try:
+            await commands.start(self._api, self.id, name, message, None, wait=0.0)
+        except DSecError as e:
+            commands.name_command(e, name)
+            raise
         return Command(self._api, self.id, name)
 
     def command(self, command_id: str) -> Command:
@@ -149,7 +153,7 @@ class Sandbox:
         return [command_result(sub({"": c}, ""))[0] for c in items(answer, "commands")]
 
     async def kill(self, command_id: str, signal: int = 0) -> None:
-        """End a command's whole process tree; a ``signal`` other than 0 goes to its process group instead."""
+        """End a command's whole process tree; a ``signal`` other than 0 goes to its process group instead, once."""
         await commands.kill(self._api, self.id, command_id, signal)
 
     async def read_file(
@@ -255,14 +259,15 @@ class Sandbox:
         try:
             await self._delete(wait=wait)
         except net.INTERRUPTS:
-            await net.shielded(lambda: self._delete(wait=False), self._api.config.cleanup_seconds)
+            await net.shielded(lambda end: self._delete(wait=False, until=end), self._api.config.cleanup_seconds)
             raise
         self._client._forget(self.id)
 
-    async def _delete(self, *, wait: bool) -> None:
+    async def _delete(self, *, wait: bool, until: float | None = None) -> None:
         request: dict[str, Any] = {"id": self.id, "wait": wait}
         try:
-            answer = await self._api.call("DeleteSandbox", request, wait=STOP_WAIT if wait else 0.0, urgent=True)
+            grace = STOP_WAIT if wait else 0.0
+            answer = await self._api.call("DeleteSandbox", request, wait=grace, urgent=True, until=until)
         except NotFoundError:
             return  # it has ended so long ago that the platform has forgotten it
         if answer.get("sandbox"):

@@ -81,7 +81,11 @@ class Download:
             if self._response is None:
                 head = await self.open()
                 if self._same is not None:
-                    self._same(head)
+                    try:
+                        self._same(head)
+                    except BaseException:
+                        self.close()
+                        raise
             assert self._response is not None
             try:
                 piece = await self._response.read()
@@ -90,6 +94,9 @@ class Download:
                 if self._patient and isinstance(e, DSecTimeoutError):
                     continue
                 pause = self._backoff.delay(e)
+            except BaseException:
+                self._response = None  # it has closed itself; a further read goes on at the position
+                raise
             else:
                 return self._take(piece)
             await net.sleep(pause)
@@ -129,12 +136,16 @@ class FileReader:
         """Return ``size`` bytes, fewer only at the end; all that is left if ``size`` is negative."""
         parts = [self._pending]
         have = len(self._pending)
-        while size < 0 or have < size:
-            piece = await self._download.read()
-            if not piece:
-                break
-            parts.append(piece)
-            have += len(piece)
+        try:
+            while size < 0 or have < size:
+                piece = await self._download.read()
+                if not piece:
+                    break
+                parts.append(piece)
+                have += len(piece)
+        except BaseException:
+            self._pending = b"".join(parts)  # for the next read: the position is behind it
+            raise
         data = b"".join(parts)
         if size < 0:
             size = len(data)

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from .. import _sio as net
 from .._config import DSecConfig
-from .._errors import DSecError, UnavailableError
+from .._errors import DSecError, DSecTimeoutError, UnavailableError
 from .._models import Message, bad_response
-from .._retry import Backoff
+from .._retry import CONNECT_FAILED, NO_ANSWER, Backoff
 from .._wire import EnvelopeDecoder, decode, encode, envelope, error_from_body
 from .http import BodyFactory, HttpClient, Response
 
 MAX_ERROR_BODY = 1 << 20
+CROWDED_POLL = 1.0
 
 
 class Api:
@@ -32,7 +33,10 @@ class Api:
         wait: float = 0.0,
         deadline: float | None = None,
         urgent: bool = False,
+        patient: bool = False,
         retry: bool = True,
+        once: bool = False,
+        until: float | None = None,
         service: str = "SandboxService",
     ) -> dict[str, Any]:
         """Make a unary call.
@@ -43,8 +47,11 @@ class Api:
             wait: seconds that the platform may take by itself, beyond ``request_timeout``.
             deadline: after which no further attempt is made.
             urgent: does not wait for a free connection; for what ends things.
+            patient: waits for a free connection as long as it takes.
             retry: repeat while the platform is away. Calls must be safe to repeat anyway: a kept connection that
                 turns out to be dead is always replaced.
+            once: not safe to repeat: repeated only where no connection could be made.
+            until: on the clock, when all attempts must be over; for clean-up.
             service: of dsec.v1.
         """
         target = f"/dsec.v1.{service}/{method}"
@@ -52,19 +59,23 @@ class Api:
         backoff: Backoff | None = None
         while True:
             try:
-                status, data = self.http.unary(target, body, wait=wait, urgent=urgent)
+                if until is not None and net.monotonic() >= until:
+                    raise DSecTimeoutError(f"no time was left for {method}", reason=NO_ANSWER)
+                status, data = self.http.unary(
+                    target, body, wait=wait, urgent=urgent, patient=patient, once=once, until=until
+                )
                 if status == 200:
                     return decode(data)
                 raise error_from_body(status, data)
             except DSecError as e:
-                if not retry:
+                if not retry or (once and e.reason != CONNECT_FAILED):
                     raise
                 if backoff is None:
-                    backoff = Backoff(self.config.retry_seconds, deadline, net.monotonic)
+                    backoff = Backoff(self.config.retry_seconds, until or deadline, net.monotonic)
                 pause = backoff.delay(e)
             net.sleep(pause)
 
-    def server_stream(self, method: str, message: Message, *, wait: float) -> Iterator[dict[str, Any]]:
+    def server_stream(self, method: str, message: Message, *, wait: float) -> Generator[dict[str, Any], None]:
         """Call a server-streaming procedure once and yield its messages.
 
         Raises:
@@ -123,6 +134,12 @@ class Api:
     def _check(self, response: Response) -> None:
         if not 200 <= response.status < 300:
             raise error_from_body(response.status, response.read_all(MAX_ERROR_BODY))
+
+    @property
+    def poll_seconds(self) -> float:
+        """How long one request waits for the end of a command: briefly where others wait for its connection."""
+        poll = self.config.command_poll_seconds
+        return min(poll, CROWDED_POLL) if self.http.crowded else poll
 
     def close(self) -> None:
         """Close kept connections."""

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Generator, Iterator, Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Union
 
@@ -16,7 +18,6 @@ from .._errors import (
     CanceledError,
     DSecError,
     DSecTimeoutError,
-    FailedPreconditionError,
     NotFoundError,
     UnavailableError,
     UnsupportedError,
@@ -32,17 +33,32 @@ CREATE_GRACE = 10.0  # seconds between the platform's deadline for a create and 
 MAX_COUNT = 100_000
 CONCURRENT_CREATES = 128
 CONCURRENT_STOPS = 32
-CANCEL_DELAYS = (0.1, 0.5)
+SAME_KEY_DELAYS = (0.1, 0.5)
 
 RunResult = Union[Sandbox, DSecError]
 """What ``run_containers`` yields; ``index`` says for which of the requests."""
 
 
 class _Batch:
-    """Creates that belong together: once cancelled, none of them is tried again."""
+    """Creates that belong together: once cancelled, none of them is tried again.
 
-    def __init__(self) -> None:
+    Attributes:
+        key: of the batch; request ``i`` has ``key/i``.
+        missing: requests whose result the caller has not got.
+    """
+
+    def __init__(self, key: str, count: int) -> None:
+        self.key = key
+        self.missing = set(range(count))
         self.cancelled = False
+        self.lock = net.Lock()
+        self.pid = os.getpid()
+
+    def give_up(self) -> list[str]:
+        """Return the keys of what is to be undone, once."""
+        self.cancelled = True
+        missing, self.missing = self.missing, set()
+        return [f"{self.key}/{i}" for i in sorted(missing)]
 
 
 class DSecClient:
@@ -74,6 +90,7 @@ class DSecClient:
         self.config = config
         self._api = Api(config)
         self._owned = _guard.Owned(config)
+        self._batches: set[_Batch] = set()
 
     def __repr__(self) -> str:
         return f"<DSecClient {self.config.url}>"
@@ -95,7 +112,13 @@ class DSecClient:
         return self
 
     def close(self) -> None:
-        """Close the connections. Sandboxes stay as they are. Closing twice is no error."""
+        """Close the connections. Sandboxes stay as they are. Closing twice is no error.
+
+        What ``run_containers`` has not yielded yet is removed before.
+        """
+        # A loop that was left does not close its iterator at once: that comes some time later, or at the event loop's end.
+        for batch in list(self._batches):
+            self._give_up(batch)
         self._api.close()
         self._owned.release()
 
@@ -117,7 +140,9 @@ class DSecClient:
         Args:
             args: what it shall be.
             timeout: seconds until it must be ready.
-            idempotency_key: creating twice with one key gives the same sandbox. None: a fresh one.
+            idempotency_key: creating twice with one key gives the same sandbox. None: a fresh one. With a key of the
+                caller's own libdsec removes nothing by it, since the sandbox may have existed before: after a failure
+                that leaves open whether there is one, the same call finds it.
 
         Raises:
             InvalidArgumentError: before any request where that can be told.
@@ -130,7 +155,9 @@ class DSecClient:
         """
         positive("timeout", timeout)
         spec = self._spec(args)
-        return self._create(spec, idempotency_key or new_id(), timeout, _Batch())
+        if idempotency_key:
+            return self._create_named(spec, idempotency_key, timeout)
+        return self._create(spec, new_id(), timeout)
 
     def run_containers(
         self,
@@ -138,11 +165,12 @@ class DSecClient:
         count: int | None = None,
         *,
         timeout: float = DEFAULT_CREATE_TIMEOUT,
-    ) -> Iterator[RunResult]:
+    ) -> Generator[RunResult, None]:
         """Create many sandboxes and yield each as it becomes ready, or the error that it failed with.
 
         One failure does not end the others. What was not yielded when the iterator is closed, cancelled or
-        interrupted, is removed.
+        interrupted, or the client is closed, is removed. A loop that is left by ``break`` or an exception closes its
+        iterator only some time later; for at once, see ``contextlib.aclosing``.
 
         Args:
             args: one description, with ``count``; or a sequence of them.
@@ -161,32 +189,26 @@ class DSecClient:
             if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_COUNT:
                 raise invalid(f"count must be a whole number between 1 and {MAX_COUNT}, not {count!r}")
             specs: Sequence[dict[str, Any]] = [self._spec(args)] * count
-            first = self._stream(specs[0], count, key, timeout)
         else:
             if count is not None:
                 raise invalid("count goes with one description, not with a sequence")
             specs = [self._spec(a) for a in args]
-            first = None
-        missing = dict.fromkeys(range(len(specs)))
-        batch = _Batch()
+        batch = _Batch(key, len(specs))
+        results = self._results(specs, count, timeout, batch)
+        self._batches.add(batch)
         try:
-            if first is not None:
-                for result in first:
-                    if result.index in missing:
-                        del missing[result.index]
-                        yield result
-            jobs = [self._job(specs[i], key, i, timeout, batch) for i in missing]
-            for result in net.as_completed(jobs, CONCURRENT_CREATES):
-                missing.pop(result.index or 0, None)
+            for result in results:
+                batch.missing.discard(result.index or 0)
                 yield result
         except DSecError:
-            missing.clear()  # the platform refused the whole, or ended its stream: it knows what to undo
+            batch.missing.clear()  # the platform refused the whole, or ended its stream: it knows what to undo
             raise
         finally:
-            if missing:
-                batch.cancelled = True
-                rest = [f"{key}/{i}" for i in missing]
-                net.shielded(lambda: self._cancel_creates(rest), self.config.cleanup_seconds)
+            batch.cancelled = True
+            try:
+                results.close()  # first, so that the platform itself undoes what it can
+            finally:
+                self._give_up(batch)
 
     def get_sandbox(self, sandbox_id: str) -> Sandbox:
         """Return a sandbox by its id, whoever created it.
@@ -229,10 +251,15 @@ class DSecClient:
     def __enter__(self) -> DSecClient:
         return self.open()
 
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        if exc_type is not None and self._owned.ids:
-            net.shielded(self._stop_owned, self.config.cleanup_seconds)
-        self.close()
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, _: object) -> None:
+        in_order = exc_type is None or (isinstance(exc, SystemExit) and exc.code in (None, 0))
+        try:
+            for batch in list(self._batches):
+                self._give_up(batch)
+            if not in_order and self._owned.ids:
+                net.shielded(self._stop_owned, self.config.cleanup_seconds)
+        finally:
+            self.close()
 
     # What follows is for Sandbox and for the methods above.
 
@@ -251,35 +278,69 @@ class DSecClient:
     def _forget(self, sandbox_id: str) -> None:
         self._owned.discard(sandbox_id)
 
-    def _create(self, spec: dict[str, Any], key: str, timeout: float, batch: _Batch) -> Sandbox:
-        """Create one sandbox; whatever goes wrong, none is left behind that the caller does not know of."""
+    def _create(self, spec: dict[str, Any], key: str, timeout: float, batch: _Batch | None = None) -> Sandbox:
+        """Create one sandbox; whatever goes wrong, none is left behind that the caller does not know of.
+
+        Interrupted, one of a batch leaves its clean-up to the batch.
+        """
         ready_by = net.monotonic() + timeout
         name = key
         for attempt in range(1, 4):
-            left = max(ready_by - net.monotonic(), 0.1)
-            request = {"spec": spec, "idempotencyKey": name, "timeoutSeconds": str(math.ceil(left))}
             try:
-                answer = self._api.call("CreateSandbox", request, wait=left, deadline=ready_by + CREATE_GRACE)
-                return self._adopt(sub(answer, "sandbox"))
+                return self._create_once(spec, name, ready_by)
             except CanceledError as e:
                 # The platform undoes a create whose connection breaks. The repetition may find it undone.
-                if batch.cancelled or e.attempts == 1 or attempt == 3:
+                if (batch is not None and batch.cancelled) or e.attempts == 1 or attempt == 3:
                     raise
                 if net.monotonic() >= ready_by:
-                    raise DSecTimeoutError(
-                        f"the sandbox was not ready within {timeout:g} s, and was removed", reason="create_timeout"
-                    ) from e
+                    raise _too_late(timeout) from e
             except (UnavailableError, DSecTimeoutError):
-                if not batch.cancelled:
-                    net.shielded(partial(self._cancel_create, name), self.config.cleanup_seconds)
+                if batch is None or not batch.cancelled:
+                    cancel = partial(self._cancel_create, name, retry=False)  # the platform was waited for long enough
+                    net.shielded(cancel, self.config.cleanup_seconds)
                 raise
             except net.INTERRUPTS:
-                net.shielded(partial(self._cancel_create, name), self.config.cleanup_seconds)
+                if batch is None:
+                    net.shielded(partial(self._cancel_create, name), self.config.cleanup_seconds)
                 raise
             name = f"{key}.{attempt}"
         raise AssertionError("unreachable")
 
-    def _job(self, spec: dict[str, Any], key: str, index: int, timeout: float, batch: _Batch) -> Callable[[], Any]:
+    def _create_named(self, spec: dict[str, Any], key: str, timeout: float) -> Sandbox:
+        """Create one sandbox, or find the one that has the caller's own key."""
+        ready_by = net.monotonic() + timeout
+        for pause in (*SAME_KEY_DELAYS, None):
+            try:
+                return self._create_once(spec, key, ready_by)
+            except CanceledError as e:
+                if e.attempts == 1 or pause is None:
+                    raise
+                if net.monotonic() + pause >= ready_by:
+                    raise _too_late(timeout) from e
+            net.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def _create_once(self, spec: dict[str, Any], key: str, ready_by: float) -> Sandbox:
+        left = max(ready_by - net.monotonic(), 0.1)
+        request = {"spec": spec, "idempotencyKey": key, "timeoutSeconds": str(math.ceil(left))}
+        answer = self._api.call("CreateSandbox", request, wait=left, deadline=ready_by + CREATE_GRACE)
+        return self._adopt(sub(answer, "sandbox"))
+
+    def _results(
+        self, specs: Sequence[dict[str, Any]], count: int | None, timeout: float, batch: _Batch
+    ) -> Generator[RunResult, None]:
+        """Yield the results of a batch: from one request if ``count`` is given, then one by one for what is missing."""
+        if count is not None:
+            with closing(self._stream(specs[0], count, batch.key, timeout)) as results:
+                for result in results:
+                    if result.index in batch.missing:
+                        yield result
+        jobs = [self._job(specs[i], i, timeout, batch) for i in sorted(batch.missing)]
+        with closing(net.as_completed(jobs, CONCURRENT_CREATES)) as results:
+            for result in results:
+                yield result
+
+    def _job(self, spec: dict[str, Any], index: int, timeout: float, batch: _Batch) -> Callable[[], Any]:
         """Return a create whose failure is its result."""
 
         def job() -> RunResult:
@@ -287,7 +348,7 @@ class DSecClient:
             try:
                 if batch.cancelled:
                     raise CanceledError("the batch was cancelled", reason="canceled")
-                result = self._create(spec, f"{key}/{index}", timeout, batch)
+                result = self._create(spec, f"{batch.key}/{index}", timeout, batch)
             except DSecError as e:
                 result = e
             result.index = index
@@ -295,7 +356,7 @@ class DSecClient:
 
         return job
 
-    def _stream(self, spec: dict[str, Any], count: int, key: str, timeout: float) -> Iterator[RunResult]:
+    def _stream(self, spec: dict[str, Any], count: int, key: str, timeout: float) -> Generator[RunResult, None]:
         """Yield the results of one request for many. Ends early, without an error, if the connection breaks."""
         request = {
             "spec": spec,
@@ -305,11 +366,12 @@ class DSecClient:
         }
         begun = False
         try:
-            for message in self._api.server_stream("CreateSandboxes", request, wait=timeout):
-                begun = True
-                result = self._result(message)
-                result.index = number(message, "index")
-                yield result
+            with closing(self._api.server_stream("CreateSandboxes", request, wait=timeout)) as messages:
+                for message in messages:
+                    begun = True
+                    result = self._result(message)
+                    result.index = number(message, "index")
+                    yield result
         except (UnavailableError, DSecTimeoutError) as e:
             net.log.info(
                 "the stream of creates broke, going on one by one: %s (%s)",
@@ -322,42 +384,58 @@ class DSecClient:
             return self._adopt(sub(message, "sandbox"))
         return error_from_failure(sub(message, "failure"))
 
-    def _cancel_create(self, key: str) -> None:
+    def _give_up(self, batch: _Batch) -> None:
+        """Remove what was created, or is being created, in a batch and was not handed out. Returns when that is done."""
+        try:
+            if batch.pid == os.getpid():  # else it is a fork's copy, and the sandboxes are the parent's
+                net.shielded(partial(self._undo, batch), self.config.cleanup_seconds)
+        finally:
+            self._batches.discard(batch)
+
+    def _undo(self, batch: _Batch, until: float) -> None:
+        with batch.lock:  # whoever comes second waits for the first
+            jobs = [partial(self._quietly, self._cancel_create, key, until) for key in batch.give_up()]
+            self._all(jobs, "creates could not be cancelled")
+
+    def _stop_owned(self, until: float) -> None:
+        """Stop what this client made and nobody stopped."""
+        jobs = [partial(self._quietly, self._stop, sandbox_id, until) for sandbox_id in self._owned.ids]
+        self._all(jobs, "sandboxes could not be stopped")
+
+    def _all(self, jobs: Sequence[Callable[[], Any]], failure: str) -> None:
+        errors: list[DSecError] = []
+        with closing(net.as_completed(jobs, CONCURRENT_STOPS)) as results:
+            for error in results:
+                if error is not None:
+                    errors.append(error)
+        if errors:
+            net.log.warning("%d %s, and are left to their times to live: %s", len(errors), failure, errors[0])
+
+    def _cancel_create(self, key: str, until: float, *, retry: bool = True) -> None:
         """Remove what was created, or is being created, with a key.
 
-        Not found may mean that the create is still on its way on another connection, so it is tried again.
+        Once is enough, also where the create is still on its way on another connection: the platform remembers the key.
         """
-        request = {"idempotencyKey": key}
-        for delay in (*CANCEL_DELAYS, 0.0):
-            try:
-                self._api.call("DeleteSandbox", request, urgent=True, retry=False)
-            except (NotFoundError, FailedPreconditionError):
-                if delay:
-                    net.sleep(delay)
-            else:
-                return
-
-    def _cancel_creates(self, keys: Sequence[str]) -> None:
-        jobs = [partial(self._quietly, partial(self._cancel_create, key)) for key in keys]
-        for _ in net.as_completed(jobs, CONCURRENT_STOPS):
+        try:
+            self._api.call("DeleteSandbox", {"idempotencyKey": key}, urgent=True, retry=retry, until=until)
+        except NotFoundError:
             pass
 
-    def _stop_owned(self) -> None:
-        """Stop what this client made and nobody stopped."""
-        jobs = [partial(self._quietly, partial(self._stop, sandbox_id)) for sandbox_id in self._owned.ids]
-        for _ in net.as_completed(jobs, CONCURRENT_STOPS):
-            pass
-
-    def _stop(self, sandbox_id: str) -> None:
+    def _stop(self, sandbox_id: str, until: float) -> None:
         request = {"id": sandbox_id, "wait": True}
         try:
-            self._api.call("DeleteSandbox", request, wait=self.config.cleanup_seconds, urgent=True)
+            self._api.call("DeleteSandbox", request, wait=self.config.cleanup_seconds, urgent=True, until=until)
         except NotFoundError:
             pass
         self._forget(sandbox_id)
 
-    def _quietly(self, job: Callable[[], Any]) -> None:
+    def _quietly(self, job: Callable[[str, float], Any], name: str, until: float) -> DSecError | None:
         try:
-            job()
+            job(name, until)
         except DSecError as e:
-            net.log.warning("clean-up failed: %s", e)
+            return e
+        return None
+
+
+def _too_late(timeout: float) -> DSecTimeoutError:
+    return DSecTimeoutError(f"the sandbox was not ready within {timeout:g} s, and was removed", reason="create_timeout")

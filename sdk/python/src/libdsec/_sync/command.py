@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
 from .. import _sio as net
@@ -21,7 +22,6 @@ from .._errors import (
     DSecError,
     DSecTimeoutError,
     FailedPreconditionError,
-    InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
@@ -65,6 +65,7 @@ class Command:
 
     def __init__(self, api: Api, sandbox_id: str, command_id: str) -> None:
         self._api = api
+        self._feed = Feed(api, sandbox_id, command_id)
         self.sandbox_id = sandbox_id
         self.id = command_id
 
@@ -80,7 +81,7 @@ class Command:
             CommandFailedError: ``check`` is true and the exit code is not 0.
         """
         while True:
-            message = self._get(self._api.config.command_poll_seconds)
+            message = self._get(self._api.poll_seconds)
             if not message.get("running"):
                 return finish(self._api, self.sandbox_id, message, check=check)
 
@@ -89,15 +90,24 @@ class Command:
         return command_result(self._get(0))[0]
 
     def kill(self, signal: int = 0) -> None:
-        """End the whole process tree; a ``signal`` other than 0 goes to the command's process group instead."""
+        """End the whole process tree; a ``signal`` other than 0 goes to the command's process group instead.
+
+        A signal is sent once: after UnavailableError or DSecTimeoutError it may have arrived, or not.
+        """
         kill(self._api, self.sandbox_id, self.id, signal)
 
     def write_stdin(self, data: Stdin, *, close: bool = True) -> bool:
         """Write standard input of a command started with ``stdin_open=True``, and close it.
 
-        Returns False if the command ended or closed its input before everything was written. May be called once.
+        With ``close=False`` more may be written by further calls on this object; it is the one that knows how much was.
+
+        Returns False if the command ended or closed its input before everything was written.
+
+        Raises:
+            FailedPreconditionError: an earlier write failed or was interrupted (``stdin_interrupted``): how much of it
+                the command got is not known.
         """
-        return send_stdin(self._api, self.sandbox_id, self.id, input_of(data) or b"", close=close)
+        return self._feed.send(input_of(data) or b"", close=close)
 
     def iter_stdout(self, offset: int = 0) -> Iterator[bytes]:
         """Yield standard output as it is written, from a byte offset, until the command ends."""
@@ -118,27 +128,36 @@ def run(
 ) -> CommandResult:
     """Run a command to its end. If the caller is interrupted, the command's process tree is killed.
 
-    So it is if the iterator that makes its input fails: nobody would ever close that input.
+    So it is if its input fails, for whatever reason: nobody would ever close that input. If the platform cannot be
+    reached, the command runs on, and the error's facts say which it is.
     """
-    poll = api.config.command_poll_seconds
-    begun = False
+    kill_surely = partial(_kill_surely, api, sandbox_id, command_id)
+    begun = feeding = False
     fed = True
     try:
-        message = start(api, sandbox_id, command_id, command, stdin, wait=poll)
+        message = start(api, sandbox_id, command_id, command, stdin, wait=api.poll_seconds)
         begun = True
         if needs_feeding(stdin):
-            fed = send_stdin(api, sandbox_id, command_id, stdin, close=True)
+            feeding = True
+            fed = Feed(api, sandbox_id, command_id).send(stdin, close=True)
+            feeding = False
         while message.get("running"):
-            message = get_command(api, sandbox_id, command_id, poll)
+            message = get_command(api, sandbox_id, command_id, api.poll_seconds)
+        return finish(api, sandbox_id, message if fed else {**message, "stdinBroken": True}, check=check)
     except DSecError as e:
-        if begun and isinstance(e, (InvalidArgumentError, FailedPreconditionError)):
-            net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, ()), api.config.cleanup_seconds)
+        if feeding:
+            net.shielded(partial(kill_surely, ()), api.config.cleanup_seconds)
+        name_command(e, command_id)
         raise
     except net.FAILURES:
-        delays = () if begun else KILL_DELAYS
-        net.shielded(lambda: _kill_surely(api, sandbox_id, command_id, delays), api.config.cleanup_seconds)
+        net.shielded(partial(kill_surely, () if begun else KILL_DELAYS), api.config.cleanup_seconds)
         raise
-    return finish(api, sandbox_id, message if fed else {**message, "stdinBroken": True}, check=check)
+
+
+def name_command(error: DSecError, command_id: str) -> None:
+    """Say in an error's facts which command it leaves behind, where it may be running."""
+    if isinstance(error, (UnavailableError, DSecTimeoutError)):
+        error.facts.setdefault("command_id", command_id)
 
 
 def needs_feeding(stdin: Input | None) -> TypeGuard[Input]:
@@ -158,7 +177,7 @@ def start(
     elif isinstance(stdin, bytes):
         command = {**command, "stdin": b2a_base64(stdin, newline=False).decode("ascii")}
     request = {"sandboxId": sandbox_id, "commandId": command_id, "command": command, "waitSeconds": wait}
-    return _result(api.call("Exec", request, wait=wait))
+    return _result(api.call("Exec", request, wait=wait, patient=True))
 
 
 def input_of(stdin: object) -> Input | None:
@@ -178,7 +197,7 @@ def input_of(stdin: object) -> Input | None:
 def get_command(api: Api, sandbox_id: str, command_id: str, wait: float) -> dict[str, Any]:
     """Wait up to ``wait`` seconds for a command's end; returns CommandResult's message."""
     request = {"sandboxId": sandbox_id, "commandId": command_id, "waitSeconds": wait}
-    return _result(api.call("GetCommand", request, wait=wait))
+    return _result(api.call("GetCommand", request, wait=wait, patient=True))
 
 
 def _result(answer: dict[str, Any]) -> dict[str, Any]:
@@ -255,17 +274,36 @@ def _follow(api: Api, sandbox_id: str, command_id: str, name: str, offset: int) 
         download.close()
 
 
-def send_stdin(api: Api, sandbox_id: str, command_id: str, data: Input, *, close: bool) -> bool:
-    """Write standard input in blocks, each at its offset, so that a repetition writes nothing twice.
+class Feed:
+    """Writes a command's standard input in blocks, each at its offset, so that a repetition writes nothing twice."""
 
-    Returns False if the command ended or closed its input before everything was written.
-    """
-    offset = 0
-    for block, final in _blocks(data):
-        if not _put_stdin(api, sandbox_id, command_id, offset, block, close=close and final):
-            return False
-        offset += len(block)
-    return True
+    def __init__(self, api: Api, sandbox_id: str, command_id: str) -> None:
+        self._api = api
+        self._sandbox_id = sandbox_id
+        self._command_id = command_id
+        self._lock = net.Lock()
+        self._offset = 0
+        self._under_way = False
+
+    def send(self, data: Input, *, close: bool) -> bool:
+        """Write after what was written before; False if the command ended or closed its input before the end."""
+        with self._lock:
+            for block, final in _blocks(data):
+                if self._under_way:
+                    raise FailedPreconditionError(
+                        "an earlier write was interrupted, and how much of it the command got is not known; kill the command",
+                        reason="stdin_interrupted",
+                        sandbox_id=self._sandbox_id,
+                    )
+                self._under_way = True
+                taken = _put_stdin(
+                    self._api, self._sandbox_id, self._command_id, self._offset, block, close=close and final
+                )
+                self._under_way = False
+                if not taken:
+                    return False
+                self._offset += len(block)
+        return True
 
 
 def _blocks(data: Input) -> Iterator[tuple[memoryview, bool]]:
@@ -326,23 +364,24 @@ def _written(header: str | None, body: bytes, expected: int) -> bool:
         raise bad_response("an offset that is no number") from None
 
 
-def kill(api: Api, sandbox_id: str, command_id: str, signal: int) -> None:
+def kill(api: Api, sandbox_id: str, command_id: str, signal: int, *, until: float | None = None) -> None:
     """End a command's process tree, or send a signal to its process group."""
     if not isinstance(signal, int) or not 0 <= signal <= 64:
         raise invalid("signal must be a number between 0 and 64")
     request: dict[str, Any] = {"sandboxId": sandbox_id, "commandId": command_id}
     if signal:
         request["signal"] = signal
-    api.call("KillCommand", request, urgent=True)
+    # To kill twice does no harm; a handler of a signal would run twice.
+    api.call("KillCommand", request, urgent=True, once=signal != 0, until=until)
 
 
-def _kill_surely(api: Api, sandbox_id: str, command_id: str, delays: tuple[float, ...]) -> None:
+def _kill_surely(api: Api, sandbox_id: str, command_id: str, delays: tuple[float, ...], until: float) -> None:
     for delay in delays:
         try:
-            return kill(api, sandbox_id, command_id, 0)
+            return kill(api, sandbox_id, command_id, 0, until=until)
         except NotFoundError:
             net.sleep(delay)
     try:
-        kill(api, sandbox_id, command_id, 0)
+        kill(api, sandbox_id, command_id, 0, until=until)
     except (NotFoundError, FailedPreconditionError):
         return None  # it never began, or is gone

@@ -137,7 +137,11 @@ class Sandbox:
         if stdin_open:
             message["stdinFollows"] = True
         name = command_id or commands.new_id()
-        commands.start(self._api, self.id, name, message, None, wait=0.0)
+        try:
+            commands.start(self._api, self.id, name, message, None, wait=0.0)
+        except DSecError as e:
+            commands.name_command(e, name)
+            raise
         return Command(self._api, self.id, name)
 
     def command(self, command_id: str) -> Command:
@@ -150,7 +154,7 @@ class Sandbox:
         return [command_result(sub({"": c}, ""))[0] for c in items(answer, "commands")]
 
     def kill(self, command_id: str, signal: int = 0) -> None:
-        """End a command's whole process tree; a ``signal`` other than 0 goes to its process group instead."""
+        """End a command's whole process tree; a ``signal`` other than 0 goes to its process group instead, once."""
         commands.kill(self._api, self.id, command_id, signal)
 
     def read_file(
@@ -256,14 +260,15 @@ class Sandbox:
         try:
             self._delete(wait=wait)
         except net.INTERRUPTS:
-            net.shielded(lambda: self._delete(wait=False), self._api.config.cleanup_seconds)
+            net.shielded(lambda end: self._delete(wait=False, until=end), self._api.config.cleanup_seconds)
             raise
         self._client._forget(self.id)
 
-    def _delete(self, *, wait: bool) -> None:
+    def _delete(self, *, wait: bool, until: float | None = None) -> None:
         request: dict[str, Any] = {"id": self.id, "wait": wait}
         try:
-            answer = self._api.call("DeleteSandbox", request, wait=STOP_WAIT if wait else 0.0, urgent=True)
+            grace = STOP_WAIT if wait else 0.0
+            answer = self._api.call("DeleteSandbox", request, wait=grace, urgent=True, until=until)
         except NotFoundError:
             return  # it has ended so long ago that the platform has forgotten it
         if answer.get("sandbox"):
