@@ -51,6 +51,6 @@ def config(platform: fake.Platform) -> DSecConfig:
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """No test sees the configuration of whoever runs it."""
-    for name in ("DSEC_URL", "DSEC_API_KEY", "DSEC_CONFIG", "XDG_CONFIG_HOME"):
+    for name in ("DSEC_URL", "DSEC_API_KEY", "DSEC_CONTEXT", "DSEC_CONFIG", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

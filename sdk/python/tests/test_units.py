@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from libdsec import (
     DSecContainerRunArgs,
     DSecError,
     DSecTimeoutError,
+    FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
@@ -45,6 +47,7 @@ def test_the_synchronous_client_is_what_would_be_generated() -> None:
 
 
 def test_both_clients_have_the_same_names() -> None:
+    assert libdsec.sync.__all__ == libdsec.__all__
     for name in libdsec.sync.__all__:
         theirs, ours = getattr(libdsec, name), getattr(libdsec.sync, name)
         if isinstance(theirs, type):
@@ -73,32 +76,77 @@ def write(path: Path, value: object) -> Path:
 LOCAL = {"current": "local", "contexts": {"local": {"url": "http://h:1", "api_key": "k1"}, "x": {"url": "http://x"}}}
 
 
-def test_where_the_configuration_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DSecConfig.load() == DSecConfig(url="http://127.0.0.1:7070")
+CASES = json.loads((ROOT.parents[1] / "internal/config/testdata/cases.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c["name"] for c in CASES])
+def test_which_platform(tmp_path: Path, case: dict[str, Any]) -> None:
+    """The cases of the command line; the file says what its fields mean."""
+    files = dict(case.get("files", {}))
+    env = dict(case["env"])
+    if not files:
+        env["DSEC_CONFIG"] = "$DIR/config.json"
+    if "file" in case:
+        files["config.json"] = case["file"]
+    for name, content in files.items():
+        write(tmp_path / name, content)
+    environ = {k: v.replace("$DIR", str(tmp_path)) for k, v in env.items()}
+    assert set(case) <= {"name", "file", "files", "env", "context", "want", "error"}
+    if "error" in case:
+        with pytest.raises(DSecError) as caught:
+            DSecConfig.load(context=case.get("context"), environ=environ)
+        assert caught.value.reason == case["error"]
+        assert "secret" not in str(caught.value)
+    else:
+        found = DSecConfig.load(context=case.get("context"), environ=environ)
+        assert (found.url.rstrip("/"), found.api_key) == (case["want"]["url"].rstrip("/"), case["want"]["api_key"])
+
+
+def test_arguments_come_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(CASES) > 30
     write(tmp_path / ".config/dsec/config.json", LOCAL)
     assert DSecConfig.load() == DSecConfig("http://h:1", "k1")
-    write(tmp_path / "xdg/dsec/config.json", {**LOCAL, "current": "x"})
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    assert DSecConfig.load() == DSecConfig("http://x", None)
-    monkeypatch.setenv("DSEC_CONFIG", str(write(tmp_path / "own.json", LOCAL)))
-    assert DSecConfig.load() == DSecConfig("http://h:1", "k1")
-    # The file's key is the file's URL's.
-    assert DSecConfig.load("http://elsewhere") == DSecConfig("http://elsewhere", None)
-    monkeypatch.setenv("DSEC_URL", "http://evil")
-    assert DSecConfig.load() == DSecConfig("http://evil", None)
+    assert DSecConfig.load("http://h:1") == DSecConfig("http://h:1", "k1")
+    with pytest.raises(AuthenticationError, match="no key for it"):
+        DSecConfig.load("http://elsewhere")
+    assert DSecConfig.load("http://elsewhere", "k3") == DSecConfig("http://elsewhere", "k3")
+    assert DSecConfig.load(api_key="k3") == DSecConfig("http://h:1", "k3")
+    monkeypatch.setenv("DSEC_URL", "http://env")
     monkeypatch.setenv("DSEC_API_KEY", "k2")
-    assert DSecConfig.load() == DSecConfig("http://evil", "k2")
     assert DSecConfig.load("http://a", "k3") == DSecConfig("http://a", "k3")
+    assert DSecConfig.load(api_key="k3") == DSecConfig("http://env", "k3")
+    assert DSecConfig.load(context="local") == DSecConfig("http://h:1", "k1")
+    with pytest.raises(InvalidArgumentError, match="not both"):
+        DSecConfig.load("http://a", context="local")
+    with pytest.raises(FailedPreconditionError, match="HOME") as caught:
+        DSecConfig.load(environ={})
+    assert caught.value.reason == "no_config_path"
+    with pytest.raises(FailedPreconditionError) as caught:
+        DSecConfig.load(environ={"DSEC_CONFIG": str(tmp_path)})
+    assert caught.value.reason == "unreadable_config"
 
 
 @pytest.mark.parametrize(
-    "bad", ["{", "[]", "{}", {"current": "y", "contexts": {}}, {"current": "y", "contexts": {"y": {"url": 5}}}]
+    "bad",
+    [
+        "{",
+        "[]",
+        "5",
+        "[" * 100_000,
+        {"current": "y", "contexts": {}},
+        {"current": 5, "contexts": {}},
+        {"contexts": {"y": 5}},
+        {"contexts": {"y": {"url": 5}}},
+        {"contexts": {"y": {"url": "http://h", "api_key": "a b"}}},
+        {"contexts": {"y": {"url": "http://u:secret@h"}}},
+    ],
 )
 def test_a_bad_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
     monkeypatch.setenv("DSEC_CONFIG", str(write(tmp_path / "c.json", bad)))
     with pytest.raises(InvalidArgumentError, match=r"c\.json") as caught:
         libdsec.DSecClient()
-    assert caught.value.reason == "invalid_config"
+    assert caught.value.reason == "bad_config"
+    assert "secret" not in str(caught.value)
 
 
 def test_keys_and_numbers_are_checked() -> None:
@@ -213,6 +261,14 @@ def test_the_tree_of_errors() -> None:
     for value in vars(libdsec).values():
         if isinstance(value, type) and issubclass(value, Exception):
             assert issubclass(value, DSecError)
+
+
+def test_a_result_is_shown_short() -> None:
+    result = CommandResult("c1", exit_code=3, stdout_bytes=b"x" * (64 << 20), stderr_bytes=b"why\n")
+    assert len(repr(result)) < 500
+    for part in ("command_id='c1'", "exit_code=3", "(67108864 bytes)", "stderr_bytes=b'why\\n'"):
+        assert part in repr(result)
+    assert repr(CommandResult("c2")) == "CommandResult(command_id='c2')"
 
 
 def test_backoff() -> None:

@@ -20,9 +20,9 @@ exception; cancelling ``run_shell`` kills the command; output is bytes (``stdout
 
 from ._args import DSecContainerRunArgs
 from ._async.client import DSecClient, RunResult
-from ._async.command import Command
+from ._async.command import Command, Stdin
 from ._async.sandbox import Sandbox
-from ._async.transfer import FileReader
+from ._async.transfer import Content, FileReader
 from ._config import DSecConfig
 from ._errors import (
     AlreadyExistsError,
@@ -53,6 +53,9 @@ __all__ = [
     "Sandbox",
     "Command",
     "FileReader",
+    # what methods take
+    "Content",
+    "Stdin",
     # data
     "CommandResult",
     "FileInfo",

@@ -10,7 +10,7 @@ import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Any
@@ -144,7 +144,10 @@ class SandboxInfo:
         )
 
 
-@dataclass
+SHOWN_OUTPUT = 200
+
+
+@dataclass(repr=False)
 class CommandResult:
     """How a command ended, and what it wrote. Output is byte-exact.
 
@@ -180,6 +183,16 @@ class CommandResult:
     description: str = ""
     _started: str = ""
     _ended: str = ""
+
+    def __repr__(self) -> str:
+        shown = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, bytes) and len(value) > SHOWN_OUTPUT:  # there may be 64 MiB of it
+                shown.append(f"{f.name}={value[:SHOWN_OUTPUT]!r}… ({len(value)} bytes)")
+            elif value != f.default and f.name[0] != "_":
+                shown.append(f"{f.name}={value!r}")
+        return f"CommandResult({', '.join(shown)})"
 
     @property
     def stdout(self) -> str:

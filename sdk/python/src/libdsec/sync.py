@@ -11,23 +11,66 @@ It is thread-safe. Ctrl-C in the main thread kills the command that is waited fo
 
 from ._args import DSecContainerRunArgs
 from ._config import DSecConfig
-from ._models import CommandResult, FileInfo, SandboxInfo, State, SystemInfo
+from ._errors import (
+    AlreadyExistsError,
+    AuthenticationError,
+    CanceledError,
+    CommandFailedError,
+    DataLossError,
+    DSecError,
+    DSecTimeoutError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from ._models import CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
 from ._sync.client import DSecClient, RunResult
-from ._sync.command import Command
+from ._sync.command import Command, Stdin
 from ._sync.sandbox import Sandbox
-from ._sync.transfer import FileReader
+from ._sync.transfer import Content, FileReader
+from ._version import VERSION as __version__
 
 __all__ = [
-    "Command",
-    "CommandResult",
+    # the client
     "DSecClient",
     "DSecConfig",
     "DSecContainerRunArgs",
-    "FileInfo",
-    "FileReader",
     "RunResult",
     "Sandbox",
+    "Command",
+    "FileReader",
+    # what methods take
+    "Content",
+    "Stdin",
+    # data
+    "CommandResult",
+    "FileInfo",
+    "Limits",
+    "Node",
+    "Reason",
     "SandboxInfo",
     "State",
     "SystemInfo",
+    # errors
+    "DSecError",
+    "AlreadyExistsError",
+    "AuthenticationError",
+    "CanceledError",
+    "CommandFailedError",
+    "DataLossError",
+    "DSecTimeoutError",
+    "FailedPreconditionError",
+    "InternalError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "ResourceExhaustedError",
+    "UnavailableError",
+    "UnsupportedError",
+    "__version__",
 ]

@@ -208,7 +208,7 @@ async def test_input_that_fails_kills_the_command(config: DSecConfig, platform: 
 
 
 async def test_clean_up_after_failed_input_has_a_bound(config: DSecConfig, platform: Platform) -> None:
-    client, sandbox = await make(replace(config, cleanup_seconds=0.2))
+    client, sandbox = await make(replace(config, cleanup_seconds=0.2, request_timeout=60))
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"x"

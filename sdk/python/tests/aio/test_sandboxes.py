@@ -281,14 +281,14 @@ async def test_a_closed_client_has_removed_what_was_not_yielded(config: DSecConf
 
 
 async def test_the_removal_of_many_has_a_bound(config: DSecConfig, platform: Platform) -> None:
-    client = DSecClient(config=replace(config, cleanup_seconds=0.3))
+    client = DSecClient(config=replace(config, cleanup_seconds=0.3, request_timeout=60))
     results = client.run_containers(ARGS, 100)
     await results.__anext__()
     platform.fault("DeleteSandbox", Fault(delay=60, times=1000))
     start = time.monotonic()
+    await results.aclose()
     await client.close()
     assert time.monotonic() - start < 30
-    await results.aclose()
 
 
 async def test_nothing_is_removed_by_the_callers_own_key(config: DSecConfig, platform: Platform) -> None:

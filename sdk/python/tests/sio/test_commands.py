@@ -209,7 +209,7 @@ def test_input_that_fails_kills_the_command(config: DSecConfig, platform: Platfo
 
 
 def test_clean_up_after_failed_input_has_a_bound(config: DSecConfig, platform: Platform) -> None:
-    client, sandbox = make(replace(config, cleanup_seconds=0.2))
+    client, sandbox = make(replace(config, cleanup_seconds=0.2, request_timeout=60))
 
     def pieces() -> Iterator[bytes]:
         yield b"x"

@@ -64,13 +64,13 @@ class _Batch:
 class DSecClient:
     """A client of one platform.
 
-    Where it is comes from the arguments, else from ``DSEC_URL`` and ``DSEC_API_KEY``, else from the current context of
-    ``~/.config/dsec/config.json``, else it is ``http://127.0.0.1:7070``.
+    Where it is comes from the arguments, else from ``DSEC_URL`` and ``DSEC_API_KEY``, else from ``DSEC_CONTEXT`` or the
+    current context in ``~/.config/dsec/config.json``; see ``DSecConfig.load``.
 
     **Who ends the sandboxes?** ``Sandbox.stop``, or leaving ``with`` on the sandbox, or their times to live. Beyond
     that, sandboxes that this client made and that were not stopped are stopped when its own ``with`` block is left
     by an exception (cancellation and Ctrl-C included), and when the interpreter ends by an unhandled exception or Ctrl-C.
-    ``Sandbox.detach`` exempts one. A process that ends in order leaves them running.
+    ``Sandbox.detach`` exempts one. A process that ends in order, ``sys.exit(0)`` included, leaves them running.
 
     Args:
         url: ``http://host:port``, ``https://…`` or ``unix:///path``.
@@ -79,7 +79,9 @@ class DSecClient:
 
     Raises:
         InvalidArgumentError: URL or configuration file cannot be used.
-        AuthenticationError: the key holds characters that no key has.
+        FailedPreconditionError: nothing says where the platform is (``not_configured``).
+        NotFoundError: the file has no such context.
+        AuthenticationError: there is no key for the URL, or it holds characters that no key has.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, config: DSecConfig | None = None) -> None:
