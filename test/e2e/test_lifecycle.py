@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 from platform_under_test import IMAGE, Platform, wait_for
 
-from libdsec import AlreadyExistsError, DSecError, InvalidArgumentError, State
+from libdsec import AlreadyExistsError, DSecClient, DSecConfig, DSecError, InvalidArgumentError, State, UnavailableError
+from libdsec.sync import DSecClient as SyncClient
 
 MIB = 1 << 20
 
@@ -385,6 +386,108 @@ def test_connection_broken_in_a_create(platform):
         return all(s in ("STATE_STOPPED", "STATE_FAILED") for s in states)
 
     wait_for("none goes on", settled, 20)
+
+
+# ---- what libdsec promises, on a real platform
+
+
+@pytest.mark.parametrize("kind", ["one request", "many requests"])
+async def test_batch_left_in_the_middle(platform, args, kind):
+    """What a loop over run_containers has not got when it is left is gone when the client is."""
+    label = f"left-{kind[:3]}"
+    one = replace(args, labels={"test": label})
+    async with platform.client() as client:
+        async for first in client.run_containers(one, 12) if kind == "one request" else client.run_containers([one] * 12):
+            async with asyncio.timeout(60):
+                while len(with_label(platform, label)) < 12:
+                    await asyncio.sleep(0.05)
+            break
+    wait_for("all but one are gone", lambda: with_label(platform, label) == [first.id])
+    async with platform.client() as client:
+        await (await client.get_sandbox(first.id)).stop()
+
+
+def test_batch_left_in_the_middle_by_the_synchronous_client(platform, args):
+    with SyncClient(platform.url, platform.key()) as client:
+        for first in client.run_containers(replace(args, labels={"test": "left-sync"}), 12):
+            break
+    wait_for("all but one are gone", lambda: with_label(platform, "left-sync") == [first.id])
+    with SyncClient(platform.url, platform.key()) as client:
+        client.get_sandbox(first.id).stop()
+
+
+async def test_more_commands_than_connections(platform, args):
+    config = DSecConfig(platform.url, platform.key(), max_connections=4, request_timeout=2, command_poll_seconds=1)
+    async with DSecClient(config=config) as client, await client.run_container(args) as sandbox:
+        results = await asyncio.gather(*(sandbox.run_shell(f"sleep 2; echo {i}") for i in range(24)))
+        assert [r.stdout for r in results] == [f"{i}\n" for i in range(24)]
+        assert not [c for c in await sandbox.list_commands() if c.running]
+
+
+async def test_cancelled_command_is_killed(new_sandbox):
+    async with new_sandbox() as s:
+        task = asyncio.create_task(s.run_shell("sleep 299 & echo $! >/pid; wait"))
+        async with asyncio.timeout(30):
+            while not (await s.run_shell("cat /pid")).stdout.strip():
+                await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not (await s.run_shell("kill -0 $(cat /pid)")).ok
+
+
+async def test_failed_input_ends_the_command(new_sandbox):
+    async def pieces():
+        yield b"x"
+        raise UnavailableError("mine")
+
+    async with new_sandbox() as s:
+        with pytest.raises(UnavailableError, match="mine"):
+            await s.exec(["cat"], stdin=pieces())
+        assert not [c for c in await s.list_commands() if c.running]
+
+
+async def test_input_in_several_writes_and_signals(new_sandbox):
+    async with new_sandbox() as s:
+        command = await s.start("trap 'echo got' USR1; echo ready; cat; exit 5", stdin_open=True)
+        async for piece in command.iter_stdout():
+            assert piece == b"ready\n"
+            break
+        assert await command.write_stdin(b"one ", close=False)
+        assert await command.write_stdin(b"two ", close=False)
+        assert await command.write_stdin(b"three\n")
+        result = await command.wait()
+        assert (result.stdout, result.exit_code) == ("ready\none two three\n", 5)
+        command = await s.start("trap 'echo got' USR1; echo ready; until [ -e /go ]; do sleep 0.05; done")
+        async for piece in command.iter_stdout():
+            break
+        await command.kill(signal.SIGUSR1)
+        async for piece in command.iter_stdout(len("ready\n")):
+            break
+        await s.write_file("/go", b"")
+        assert (await command.wait()).stdout == "ready\ngot\n"
+
+
+@pytest.mark.parametrize("size", [0, 1, 18 << 10, (64 << 10) + 1, 16 << 20])
+async def test_files_come_back_as_they_were(new_sandbox, tmp_path, size):
+    data = os.urandom(size)
+    local = tmp_path / "local"
+    local.write_bytes(data)
+
+    async def pieces():
+        for start in range(0, size, 70_000):
+            yield data[start : start + 70_000]
+
+    async with new_sandbox() as s:
+        for content in (data, local, pieces()):
+            await s.write_file("/tmp/a b/ü\n", content, mode=0o750, make_parents=True)
+            assert await s.read_file("/tmp/a b/ü\n") == data
+        assert await s.read_file("/tmp/a b/ü\n", 1, 10) == data[1:11]
+        async with await s.open_read("/tmp/a b/ü\n") as reader:
+            assert (reader.info.size, reader.info.mode) == (size, 0o750)
+            assert b"".join([p async for p in reader]) == data
+        with pytest.raises(IsADirectoryError):  # the caller's own, and not a failure of the connection
+            await s.write_file("/tmp/f", tmp_path)
 
 
 # ---- environments
