@@ -8,9 +8,14 @@ export CGO_ENABLED ?= 0
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
+# Their own tree may belong to somebody else (sudo, a mounted directory), and git then refuses to tell go its state.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
+# Tiers share one machine: at once they would disturb each other's figures and find each other's mounts.
+.NOTPARALLEL:
+
 .PHONY: help
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ---- building -------------------------------------------------------------------------------------------------------
 

@@ -225,8 +225,11 @@ func isTaken(err error) bool {
 	return errors.Is(err, errLocked) || errors.As(err, &claimed)
 }
 
-// release ends the lock. The blocks stay claimed while the run directory exists.
+// release ends the lock. The blocks stay claimed while the run directory exists. Of no claim it does nothing.
 func (c *idClaim) release() {
+	if c == nil {
+		return
+	}
 	for _, f := range c.claims {
 		f.Close()
 	}
@@ -235,6 +238,9 @@ func (c *idClaim) release() {
 
 // giveBack makes the blocks free.
 func (c *idClaim) giveBack() {
+	if c == nil {
+		return
+	}
 	for _, f := range c.claims {
 		os.Remove(f.Name())
 	}

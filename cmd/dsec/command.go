@@ -74,14 +74,17 @@ func execute(ctx context.Context, c *console, table []command, args []string) in
 	run := cmd.setup(f)
 	positional, err := f.parse(rest)
 	if errors.Is(err, flag.ErrHelp) {
-		_, err = io.WriteString(c.stdout, cmd.helpText(path, f))
-		return c.report(ctx, err, false)
+		return c.report(ctx, c.print("%s", cmd.helpText(path, f)), false)
 	}
 	if err == nil {
 		err = run(ctx, c, positional)
 	}
-	code := c.report(ctx, err, f.on("json"))
-	if code == exitUsage {
+	asJSON := f.on("json")
+	if err != nil && !asJSON { // the flag may stand behind the one that is wrong
+		asJSON = f.Lookup("json") != nil && slices.Contains(rest, "--json")
+	}
+	code := c.report(ctx, err, asJSON)
+	if code == exitUsage && !asJSON {
 		fmt.Fprintf(c.stderr, "Usage: %s\nSee `%s --help`.\n", cmd.usageLine(path), path)
 	}
 	return code

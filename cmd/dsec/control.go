@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -77,23 +78,43 @@ func edgeCode(ctx context.Context, rows store.Store) (sandbox.EdgeCode, error) {
 
 // storedIdentity is the code and the grants' public key of a platform that is not running; "" if it never ran.
 func storedIdentity(ctx context.Context, p *platform) (code sandbox.EdgeCode, key string, err error) {
+	err = withStored(ctx, p, func(rows store.Store, access *iam.IAM) error {
+		edges, err := rows.Edges(ctx)
+		if err == nil && len(edges) > 0 {
+			code, key = edges[0].Code, hex.EncodeToString(access.PublicKey())
+		}
+		return err
+	})
+	return code, key, err
+}
+
+// opensWith reports whether an API key is one of a platform that is not running.
+func opensWith(ctx context.Context, p *platform, apiKey string) (ok bool, err error) {
+	err = withStored(ctx, p, func(_ store.Store, access *iam.IAM) error {
+		_, err := access.Authenticate(ctx, "Bearer "+apiKey)
+		if ok = err == nil; sandbox.ClassOf(err) == sandbox.Unauthenticated {
+			return nil
+		}
+		return err
+	})
+	return ok, err
+}
+
+// withStored opens what a platform has stored, if it ever ran.
+func withStored(ctx context.Context, p *platform, do func(store.Store, *iam.IAM) error) error {
 	if _, err := os.Stat(p.database()); errors.Is(err, fs.ErrNotExist) {
-		return "", "", nil
+		return nil
 	}
 	rows, err := store.OpenSQLite(ctx, p.database())
 	if err != nil {
-		return "", "", err
+		return err
 	}
 	defer rows.Close()
-	edges, err := rows.Edges(ctx)
-	if err != nil || len(edges) == 0 {
-		return "", "", err
-	}
 	access, err := iam.New(ctx, rows, time.Now)
 	if err != nil {
-		return "", "", err
+		return err
 	}
-	return edges[0].Code, hex.EncodeToString(access.PublicKey()), nil
+	return do(rows, access)
 }
 
 // edgeArgs are the flags of the edge that belong to this control plane.
@@ -137,19 +158,28 @@ func (p *controlPlane) close() {
 	}
 }
 
-// writeContext puts URL and key where the SDK and the command line find them. A key that still works is kept.
-func (p *controlPlane) writeContext(ctx context.Context, c *console, name, address string) error {
-	path, err := config.Path(c.getenv)
-	if err != nil {
-		return err
+// writeContext puts URL and key where the SDK and the command line find them, and says where that is. A key that still works
+// is kept.
+func (p *controlPlane) writeContext(ctx context.Context, c *console, name, address string) (path string, err error) {
+	if path, err = configPath(c); err != nil {
+		return "", err
 	}
 	old, err := config.Load(path)
 	if err != nil {
-		return err
+		return "", err
 	}
 	key, err := p.control.BootstrapKey(ctx, old.Contexts[name].APIKey)
 	if err != nil {
-		return err
+		return "", err
 	}
-	return config.SetContext(path, name, config.Context{URL: address, APIKey: key})
+	return path, config.SetContext(path, name, config.Context{URL: address, APIKey: key})
+}
+
+// configPath is the user's config file, for any process.
+func configPath(c *console) (string, error) {
+	path, err := config.Path(c.getenv)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(path)
 }

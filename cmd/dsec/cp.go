@@ -50,7 +50,7 @@ func setupCp(f *flagSet) action {
 	f.StringVar(&o.user, "user", "", "`USER` with whose rights the sandbox's file is read or written")
 	f.letter("u", "user")
 	f.BoolVar(&o.parents, "parents", false, "make missing directories of the target in the sandbox")
-	f.BoolVar(&o.asJSON, "json", false, jsonHelp+`: {"from","to","bytes"}; not together with - as target`)
+	jsonFlag(f, &o.asJSON, jsonHelp+`: {"from","to","bytes"}; not together with - as target`)
 	return o.run
 }
 

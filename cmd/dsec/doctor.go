@@ -48,7 +48,8 @@ line {"verdict","subject","detail","advice"}. Checks that need root are reported
 
 func setupDoctor(f *flagSet) action {
 	contextName := contextFlag(f)
-	asJSON := f.Bool("json", false, "print one line of JSON for each finding")
+	var asJSON bool
+	jsonFlag(f, &asJSON, "print one line of JSON for each finding")
 	return func(ctx context.Context, c *console, args []string) error {
 		if err := wantArgs(args, 0, 0, ""); err != nil {
 			return err
@@ -62,7 +63,7 @@ func setupDoctor(f *flagSet) action {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		return c.printFindings(findings, *asJSON)
+		return c.printFindings(findings, asJSON)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,57 +16,155 @@ import (
 var downCommand = command{
 	name: "down", group: groupPlatform,
 	summary: "end the platform on this machine, with all its sandboxes",
-	details: "It also cleans up after a platform that was killed. Images and keys stay unless --purge is given.",
-	setup:   setupDown,
+	details: "It also cleans up after a platform that was killed. Images and keys stay unless --purge is given. --data-dir says which platform;\n" +
+		"its run directory and context are those that it was started with.\n\n" +
+		"  dsec down\n" +
+		"  dsec down --purge --json  {\"url\",\"context\",\"config\",\"data_dir\"} of what was ended; url is \"\" if nothing ran",
+	setup: setupDown,
+}
+
+// downOptions are the flags of `dsec down`.
+type downOptions struct {
+	platform
+	contextName string
+	purge       bool
+	asJSON      bool
+	flags       *flagSet
 }
 
 func setupDown(f *flagSet) action {
-	var p platform
-	p.register(f)
-	purge := f.Bool("purge", false, "also remove the data directory and the context in the user's config file")
-	contextName := f.String("context", "local", "`name` of the context that --purge removes")
+	o := downOptions{flags: f}
+	o.platform.register(f)
+	f.BoolVar(&o.purge, "purge", false, "also remove the data directory, and the platform's context in the user's config file")
+	f.StringVar(&o.contextName, "context", defaultContext, "`name` of the context that --purge removes if it is this platform's")
+	jsonFlag(f, &o.asJSON, jsonHelp)
 	return func(ctx context.Context, c *console, args []string) error {
 		if err := wantArgs(args, 0, 0, ""); err != nil {
 			return err
 		}
-		if err := p.check(); err != nil {
+		if err := o.check(); err != nil {
 			return err
 		}
-		return down(ctx, c, &p, *purge, *contextName)
+		return down(ctx, c, &o)
 	}
 }
 
-func down(ctx context.Context, c *console, p *platform, purge bool, contextName string) error {
-	state, err := p.running()
+func down(ctx context.Context, c *console, o *downOptions) error {
+	last, err := o.readState() // also of one that was killed
 	if err != nil {
 		return err
+	}
+	if last == nil {
+		last = &upState{}
+	} else if err := o.agree(last); err != nil {
+		return err
+	}
+	state, err := o.running()
+	if err != nil {
+		return err
+	}
+	was := "" // what there was
+	if exists(o.dataDir) {
+		was = "no platform ran"
 	}
 	if state != nil {
-		if err := endRunning(ctx, c, p, state); err != nil {
+		if err := endRunning(ctx, c, &o.platform, state); err != nil {
 			return err
 		}
+		was = "dsec is down"
 	}
-	if p.left() {
-		if err := teardownEdge(ctx, p); err != nil {
+	if o.left() {
+		if err := teardownEdge(ctx, &o.platform); err != nil {
 			return err
 		}
+		was = "dsec is down"
 	}
-	if !purge {
-		fmt.Fprintln(c.stdout, "dsec is down; images and keys are kept in", p.dataDir)
-		return nil
-	}
-	if err := purgeData(p); err != nil {
-		return err
-	}
-	path, err := config.Path(c.getenv)
-	if err == nil {
-		err = config.RemoveContext(path, contextName)
-	}
+	mine, err := o.ownContext(ctx, c, last)
 	if err != nil {
-		return err
+		c.say("the contexts are left as they are: %s", userMessage(err))
 	}
-	fmt.Fprintln(c.stdout, "dsec is down and removed")
+	report := platformReport{URL: last.URL, Context: mine.name, Config: mine.path, DataDir: o.dataDir}
+	if last.URL != "" && was == "dsec is down" {
+		was += " at " + last.URL
+	}
+	if o.purge {
+		if err := purgeData(&o.platform); err != nil {
+			return err
+		}
+		if mine.name != "" {
+			if err := config.RemoveContext(mine.path, mine.name); err != nil {
+				return err
+			}
+		}
+	}
+	if mine.other != "" {
+		c.say("%s", mine.other)
+	}
+	switch {
+	case o.asJSON:
+		return c.printJSON(report)
+	case was == "":
+		return c.print("there is no platform in %s\n", o.dataDir)
+	case o.purge:
+		return c.print("%s; %s is removed\n", was, o.dataDir)
+	}
+	return c.print("%s; images and keys are kept in %s\n", was, o.dataDir)
+}
+
+// agree takes run directory and context as `dsec up` had them.
+func (o *downOptions) agree(last *upState) error {
+	for _, x := range []struct {
+		flag string
+		have *string
+		was  string
+	}{{"run-dir", &o.runDir, last.RunDir}, {"context", &o.contextName, last.Context}} {
+		if o.flags.given(x.flag) && x.was != "" && *x.have != x.was {
+			return usagef("the platform in %s was started with --%s %s, not %s; leave the flag out", o.dataDir, x.flag, x.was, *x.have)
+		}
+		*x.have = cmp.Or(x.was, *x.have)
+	}
 	return nil
+}
+
+// An ownContext is what the user's config file says of the platform that was ended.
+type ownContext struct {
+	path, name string // its context, "" if it has none
+	other      string // what to tell of the current context, if that is another platform
+}
+
+// ownContext looks the platform up in the file that it wrote to, or else the user's. A context is its own if the URL is the one
+// at which it served, or if its key opens it.
+func (o *downOptions) ownContext(ctx context.Context, c *console, last *upState) (own ownContext, err error) {
+	if own.path = last.Config; own.path == "" {
+		if own.path, err = configPath(c); err != nil {
+			return own, err
+		}
+	}
+	file, err := config.Load(own.path)
+	if err != nil {
+		return own, err
+	}
+	isOurs := func(name string) (bool, error) {
+		known := file.Contexts[name]
+		if known.URL != "" && known.URL == last.URL {
+			return true, nil
+		}
+		return opensWith(ctx, &o.platform, known.APIKey)
+	}
+	ours, err := isOurs(o.contextName)
+	if err != nil {
+		return own, err
+	}
+	if ours {
+		own.name = o.contextName
+	}
+	if file.Current == "" || file.Current == own.name {
+		return own, nil
+	}
+	if ours, err = isOurs(file.Current); err == nil && !ours {
+		own.other = fmt.Sprintf("the current context %s is another platform, at %s, which goes on as it was", file.Current, file.Contexts[file.Current].URL)
+	}
+	return own, err
 }
 
 // left reports whether an edge may have left something on this host: ending in order removes both the journal and the run

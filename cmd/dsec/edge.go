@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -31,25 +30,17 @@ var edgeCommand = command{
 
 // edgeOptions are the flags of `dsec edge`.
 type edgeOptions struct {
-	platform
-	code         string
-	grantKey     string
-	maxSandboxes int
-	keepEnded    time.Duration
-	poolBytes    byteCount
-	logLevel     string
-	readyFD      int
+	nodeFlags
+	code     string
+	grantKey string
+	readyFD  int
 }
 
 func setupEdge(f *flagSet) action {
 	var o edgeOptions
-	o.platform.register(f)
+	o.nodeFlags.register(f)
 	f.StringVar(&o.code, "code", "", "the edge's 5-character `code`")
 	f.StringVar(&o.grantKey, "grant-key", "", "`hex` of the public key that signs grants")
-	f.IntVar(&o.maxSandboxes, "max-sandboxes", 4000, "most sandboxes on this machine")
-	f.DurationVar(&o.keepEnded, "keep-ended", 0, "how long a sandbox that has ended is remembered, with its output (default 10m)")
-	f.Var(&o.poolBytes, "pool-size", "`size` of the pool of writable layers (default: half of the free disk)")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.IntVar(&o.readyFD, "ready-fd", 0, "file descriptor that is told when the edge serves")
 	listPoints := f.Bool("list-failpoints", false, "print the names of all failpoints (for tests) and exit")
 	return func(ctx context.Context, c *console, args []string) error {
@@ -78,15 +69,12 @@ const (
 
 // runEdge serves until ctx ends (everything is removed) or standard input does (sandboxes go on).
 func runEdge(ctx context.Context, c *console, o *edgeOptions, log *slog.Logger) (err error) {
-	if o.readyFD > 0 {
-		pipe := os.NewFile(uintptr(o.readyFD), "ready")
-		defer func() {
-			if err != nil {
-				json.NewEncoder(pipe).Encode(readiness{Error: err.Error()})
-			}
-			pipe.Close()
-		}()
-	}
+	report := readinessTo(o.readyFD)
+	defer func() {
+		if err != nil {
+			report(readiness{Error: err.Error()})
+		}
+	}()
 	relaxTimers(log)
 	release, err := waitForLock(ctx, filepath.Join(o.edgeDir(), "lock"))
 	if err != nil {
@@ -105,9 +93,7 @@ func runEdge(ctx context.Context, c *console, o *edgeOptions, log *slog.Logger) 
 		return errors.Join(err, n.detach())
 	}
 	log.InfoContext(ctx, "edge is ready", "edge", o.code)
-	if o.readyFD > 0 {
-		json.NewEncoder(os.NewFile(uintptr(o.readyFD), "ready")).Encode(readiness{URL: o.edgeSocket()})
-	}
+	report(readiness{URL: o.edgeSocket()})
 	select {
 	case <-ctx.Done():
 		err := n.shutdown() // answers requests meanwhile: a caller that waits for a delete gets its answer
@@ -131,7 +117,7 @@ func teardownEdge(ctx context.Context, p *platform) error {
 		return err
 	}
 	defer release()
-	o := &edgeOptions{platform: *p, code: string(code), grantKey: key, maxSandboxes: 1}
+	o := &edgeOptions{nodeFlags: nodeFlags{platform: *p, maxSandboxes: 1}, code: string(code), grantKey: key}
 	n, err := openNode(ctx, o, slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	if err != nil {
 		return err

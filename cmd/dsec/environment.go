@@ -78,7 +78,7 @@ func (k environmentKind) setupCreate(f *flagSet) action {
 	f.letter("w", "workdir")
 	f.Var(&o.env, "env", "environment variable `KEY=VALUE` of commands; may be repeated")
 	f.letter("e", "env")
-	f.BoolVar(&o.asJSON, "json", false, jsonHelp)
+	jsonFlag(f, &o.asJSON, jsonHelp)
 	return o.run
 }
 
@@ -204,7 +204,8 @@ func (k environmentKind) lsCommand() command {
 			quiet := f.Bool("quiet", false, "print names only")
 			f.letter("q", "quiet")
 			noTrunc := f.Bool("no-trunc", false, "do not shorten digests")
-			asJSON := f.Bool("json", false, "print one line of JSON for each")
+			var asJSON bool
+			jsonFlag(f, &asJSON, "print one line of JSON for each")
 			return func(ctx context.Context, c *console, args []string) error {
 				if err := wantArgs(args, 0, 0, ""); err != nil {
 					return err
@@ -217,7 +218,7 @@ func (k environmentKind) lsCommand() command {
 				if err != nil {
 					return err
 				}
-				return printEnvironments(c, all, c.now(), *asJSON, *quiet, *noTrunc)
+				return printEnvironments(c, all, c.now(), asJSON, *quiet, *noTrunc)
 			}
 		},
 	}
@@ -270,7 +271,8 @@ func (k environmentKind) inspectCommand() command {
 		details: "Prints a JSON array, or with --json one line for each.",
 		setup: func(f *flagSet) action {
 			contextName := contextFlag(f)
-			asJSON := f.Bool("json", false, "print one line of JSON for each")
+			var asJSON bool
+			jsonFlag(f, &asJSON, "print one line of JSON for each")
 			return func(ctx context.Context, c *console, args []string) error {
 				if err := wantArgs(args, 1, -1, "the name"); err != nil {
 					return err
@@ -287,7 +289,7 @@ func (k environmentKind) inspectCommand() command {
 					}
 					found = append(found, e)
 				}
-				return c.printInspected(found, *asJSON)
+				return c.printInspected(found, asJSON)
 			}
 		},
 	}
@@ -308,7 +310,8 @@ func (k environmentKind) rmCommand() command {
 		details: "Sandboxes that use it go on. The names of those removed are printed.",
 		setup: func(f *flagSet) action {
 			contextName := contextFlag(f)
-			asJSON := f.Bool("json", false, jsonHelp+`: {"name": ...} for each`)
+			var asJSON bool
+			jsonFlag(f, &asJSON, jsonHelp+`: {"name": ...} for each`)
 			return func(ctx context.Context, c *console, args []string) error {
 				if err := wantArgs(args, 1, -1, "the name"); err != nil {
 					return err
@@ -317,7 +320,7 @@ func (k environmentKind) rmCommand() command {
 				if err != nil {
 					return err
 				}
-				return k.removeAll(ctx, c, cl, args, *asJSON)
+				return k.removeAll(ctx, c, cl, args, asJSON)
 			}
 		},
 	}

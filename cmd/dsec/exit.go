@@ -85,6 +85,7 @@ func exitCode(ctx context.Context, err error) (code int, silent bool) {
 	var interrupt *interruptError
 	var exit *exitError
 	var usage *usageError
+	var output *writeError
 	switch {
 	case errors.As(err, &exit):
 		return exit.code, exit.err == nil
@@ -92,7 +93,7 @@ func exitCode(ctx context.Context, err error) (code int, silent bool) {
 		return exitUsage, false
 	case errors.As(context.Cause(ctx), &interrupt):
 		return 128 + int(interrupt.signal), true
-	case errors.Is(err, syscall.EPIPE): // whoever read our output has gone
+	case errors.As(err, &output) && errors.Is(err, syscall.EPIPE): // whoever read our output has gone
 		return 128 + int(syscall.SIGPIPE), true
 	}
 	return exitFailure, false

@@ -30,7 +30,8 @@ var kindWords = map[string]string{
 
 func setupInspect(f *flagSet) action {
 	contextName := contextFlag(f)
-	asJSON := f.Bool("json", false, "print one line of JSON for each")
+	var asJSON bool
+	jsonFlag(f, &asJSON, "print one line of JSON for each")
 	return func(ctx context.Context, c *console, args []string) error {
 		if err := wantArgs(args, 1, -1, "what to inspect"); err != nil {
 			return err
@@ -47,7 +48,7 @@ func setupInspect(f *flagSet) action {
 			}
 			found = append(found, m)
 		}
-		return c.printInspected(found, *asJSON)
+		return c.printInspected(found, asJSON)
 	}
 }
 

@@ -23,7 +23,8 @@ func setupKill(f *flagSet) action {
 	contextName := contextFlag(f)
 	signal := f.String("signal", "KILL", "`SIGNAL` by name or number")
 	f.letter("s", "signal")
-	f.Bool("json", false, jsonHelp+`: {"id": ...} for each command`)
+	var asJSON bool
+	jsonFlag(f, &asJSON, jsonHelp+`: {"id": ...} for each command`)
 	return func(ctx context.Context, c *console, args []string) error {
 		if err := wantArgs(args, 1, -1, "the sandbox"); err != nil {
 			return err
@@ -44,7 +45,7 @@ func setupKill(f *flagSet) action {
 		if err != nil {
 			return err
 		}
-		return killAll(ctx, c, cl, id, commands, number, f.on("json"))
+		return killAll(ctx, c, cl, id, commands, number, asJSON)
 	}
 }
 

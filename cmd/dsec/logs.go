@@ -37,7 +37,7 @@ func setupLogs(f *flagSet) action {
 	f.letter("f", "follow")
 	f.StringVar(&o.stream, "stream", "both", "`STREAM`: stdout, stderr or both")
 	f.BoolVar(&o.list, "list", false, "list the commands instead")
-	f.BoolVar(&o.asJSON, "json", false, "print the command's result, or one line for each with --list, as JSON without output")
+	jsonFlag(f, &o.asJSON, "print the command's result, or one line for each with --list, as JSON without output")
 	return o.run
 }
 

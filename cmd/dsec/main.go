@@ -2,8 +2,8 @@
 // one binary.
 //
 // What surprises:
-//   - The user's commands go through the public API only (client.go). They link nothing of the edge or of the control
-//     plane, so that whatever dsec can do, any HTTP client can do too.
+//   - The user's commands go through the public API only (client.go). Edge and control plane are in the same binary, but
+//     no command calls them but those that run or end a platform, so that whatever else dsec can do, any HTTP client can.
 //   - Exit codes follow docker: the code of the command that ran, 124 after its time-out, 125 when the platform failed,
 //     126 and 127 when the command could not be executed or was not found, 128+n when a signal ended dsec itself. A wrong
 //     command line is 2, any other failure is 1.

@@ -42,20 +42,30 @@ type node struct {
 	ids       *idClaim
 }
 
-// openNode makes this machine ready for sandboxes, or finds what an earlier edge left. What fails leaves what a next try
-// finds.
+// openNode makes this machine ready for sandboxes, or finds what an earlier edge left. What fails leaves nothing, or if there
+// was an earlier edge, what it left.
 func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, err error) {
 	code := sandbox.EdgeCode(o.code)
 	key, err := parseGrantKey(o.grantKey)
 	if err != nil {
 		return nil, err
 	}
+	stage, aether, err := companions()
+	if err != nil {
+		return nil, err
+	}
+	first := !exists(o.journal())
 	if err := linux.MountRunDir(o.runDir); err != nil {
 		return nil, err
 	}
 	n := &node{runDir: o.runDir}
+	var parts []edge.Sweeper // in the order of their removal
 	defer func() {
-		if err != nil {
+		switch {
+		case err == nil:
+		case first && n.claim != nil:
+			err = errors.Join(err, n.undo(parts))
+		default:
 			n.release()
 		}
 	}()
@@ -69,6 +79,7 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 	if err != nil {
 		return nil, err
 	}
+	parts = append(parts, groups)
 	if err := policy.AttachDevices(groups.Root()); err != nil {
 		return nil, fmt.Errorf("closing devices to sandboxes: %w", err)
 	}
@@ -76,17 +87,16 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 	if err != nil {
 		return nil, err
 	}
+	parts = append(parts, uppers)
 	if n.network, err = network.Open(ctx, network.Options{RunDir: filepath.Join(o.runDir, "net"), Ready: readySlots, Log: log}); err != nil {
 		return nil, err
 	}
+	parts = append(parts, n.network)
 	mounts, err := layers.Open(ctx, layers.Options{RunDir: filepath.Join(o.runDir, "layers"), KeepIdle: keepIdleLayers, Log: log})
 	if err != nil {
 		return nil, err
 	}
-	stage, aether, err := companions()
-	if err != nil {
-		return nil, err
-	}
+	parts = append(parts, mounts)
 	if n.container, err = container.Open(ctx, container.Options{
 		RunDir: o.runDir, Stage: stage, Aether: aether, IDBase: n.ids.base(), IDCapacity: n.ids.capacity(), Log: log,
 	}); err != nil {
@@ -131,6 +141,23 @@ func (n *node) shutdown() error {
 	return errors.Join(n.container.Close(ctx), n.store.Close())
 }
 
+// undo removes what an openNode that failed has made.
+func (n *node) undo(parts []edge.Sweeper) error {
+	ctx, cancel := context.WithTimeout(context.Background(), edgeDetachWithin)
+	defer cancel()
+	var errs []error
+	if n.container != nil {
+		errs = append(errs, n.container.Close(ctx))
+	}
+	for _, part := range parts {
+		errs = append(errs, part.Close(ctx))
+	}
+	if n.store != nil {
+		errs = append(errs, n.store.Close())
+	}
+	return errors.Join(append(errs, n.removeRunDir())...)
+}
+
 // removeRunDir removes what openNode made first, once everything in it has ended.
 func (n *node) removeRunDir() error {
 	if n.claim != nil {
@@ -155,9 +182,7 @@ func (n *node) release() {
 	if n.store != nil {
 		n.store.Close()
 	}
-	if n.ids != nil {
-		n.ids.release()
-	}
+	n.ids.release()
 	if n.claim != nil {
 		n.claim.Close()
 	}

@@ -18,6 +18,9 @@ import (
 
 const jsonHelp = "print JSON"
 
+// jsonFlag adds --json, which every command has: its errors are JSON then, too.
+func jsonFlag(f *flagSet, to *bool, usage string) { f.BoolVar(to, "json", false, usage) }
+
 // encode is v as one line of JSON; messages are written as the API writes them, zero values included.
 func encode(v any) ([]byte, error) {
 	m, ok := v.(proto.Message)

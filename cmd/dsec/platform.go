@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
@@ -16,6 +17,7 @@ const (
 	defaultDataDir = "/var/lib/dsec"
 	defaultRunDir  = "/run/dsec"
 	defaultListen  = "127.0.0.1:7070"
+	defaultContext = "local"
 )
 
 // A platform is one `dsec up` on this machine: its directories are its identity.
@@ -61,11 +63,13 @@ func (p *platform) bytesSocket() string { return filepath.Join(p.runDir, "bytes.
 
 // upState is what a running `dsec up` says of itself. It counts only while the lock is held.
 type upState struct {
-	PID    int              `json:"pid"`
-	URL    string           `json:"url"`
-	RunDir string           `json:"run_dir"`
-	Code   sandbox.EdgeCode `json:"code"`
-	Key    string           `json:"context"` // the context of the user's config file that holds the key
+	PID     int              `json:"pid"`
+	Started uint64           `json:"started"` // when the process did, as linux.StartTime has it: numbers are used again
+	URL     string           `json:"url"`
+	RunDir  string           `json:"run_dir"`
+	Code    sandbox.EdgeCode `json:"code"`
+	Context string           `json:"context"` // of the user's config file: it holds the key
+	Config  string           `json:"config"`  // that file
 }
 
 // lock makes this process the only one that runs the platform. The kernel gives the lock back when the process ends,
@@ -90,12 +94,23 @@ func (p *platform) running() (*upState, error) {
 	if !errors.Is(err, errLocked) {
 		return nil, err
 	}
+	s, err := p.readState()
+	if err != nil || s == nil {
+		return &upState{}, err // it starts or stops right now
+	}
+	if started, err := linux.StartTime(s.PID); err != nil || (started != s.Started && s.Started != 0) { // 0: an older dsec does not say
+		return &upState{}, nil // what one that was killed said of itself: the next one starts right now
+	}
+	return s, nil
+}
+
+// readState reads what a `dsec up` said of itself, which may have been killed since. nil if there is nothing.
+func (p *platform) readState() (*upState, error) {
 	b, err := os.ReadFile(p.stateFile())
 	if errors.Is(err, fs.ErrNotExist) {
-		return &upState{}, nil // it starts or stops right now
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading the state of the running platform: %w", err)
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("reading the state of the platform: %w", err)
 	}
 	var s upState
 	if err := json.Unmarshal(b, &s); err != nil {
@@ -104,7 +119,11 @@ func (p *platform) running() (*upState, error) {
 	return &s, nil
 }
 
-func (p *platform) writeState(s upState) error {
+// writeState says that this process runs the platform.
+func (p *platform) writeState(s *upState) (err error) {
+	if s.Started, err = linux.StartTime(s.PID); err != nil {
+		return fmt.Errorf("reading when this process started: %w", err)
+	}
 	b, err := json.Marshal(s)
 	if err == nil {
 		err = os.WriteFile(p.stateFile()+".new", b, 0o600)

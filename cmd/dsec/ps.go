@@ -37,7 +37,7 @@ func setupPs(f *flagSet) action {
 	f.Var(&o.labels, "label", "only sandboxes with this label `KEY=VALUE`; may be repeated, all must match")
 	f.letter("l", "label")
 	f.BoolVar(&o.noTrunc, "no-trunc", false, "do not shorten ids and digests")
-	f.BoolVar(&o.asJSON, "json", false, "print one line of JSON for each sandbox")
+	jsonFlag(f, &o.asJSON, "print one line of JSON for each sandbox")
 	return o.run
 }
 

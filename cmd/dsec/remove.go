@@ -37,7 +37,7 @@ func setupRm(f *flagSet) action {
 	f.letter("l", "label")
 	f.BoolVar(&o.force, "force", false, "as it is without: a sandbox is removed in any state")
 	f.letter("f", "force")
-	f.BoolVar(&o.asJSON, "json", false, "print one line of JSON for each removed sandbox")
+	jsonFlag(f, &o.asJSON, "print one line of JSON for each removed sandbox")
 	return o.run
 }
 

@@ -57,7 +57,7 @@ func (o *specFlags) registerCommand(f *flagSet) {
 	f.BoolVar(&o.tty, "tty", false, "refused: there are no terminals in this version")
 	f.letter("t", "tty")
 	f.StringVar(&o.shell, "shell", "", "run this `SCRIPT` with bash, or sh where there is none, instead of a command")
-	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON at the end, output included up to 1 MiB a stream")
+	jsonFlag(f, &o.asJSON, "print the result as JSON at the end, output included up to 1 MiB a stream")
 }
 
 // spec is the sandbox that the flags describe.

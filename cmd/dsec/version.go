@@ -42,7 +42,8 @@ type serverVersion struct {
 
 func setupVersion(f *flagSet) action {
 	contextName := contextFlag(f)
-	asJSON := f.Bool("json", false, jsonHelp)
+	var asJSON bool
+	jsonFlag(f, &asJSON, jsonHelp)
 	return func(ctx context.Context, c *console, args []string) error {
 		if err := wantArgs(args, 0, 0, ""); err != nil {
 			return err
@@ -53,7 +54,7 @@ func setupVersion(f *flagSet) action {
 		if v.Server, err = c.serverVersion(ctx, *contextName); err != nil {
 			v.Reason = userMessage(err)
 		}
-		if *asJSON {
+		if asJSON {
 			return c.printJSON(v)
 		}
 		server := "none: " + v.Reason

@@ -8,9 +8,10 @@ import http.client
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -187,6 +188,89 @@ def test_down_after_all_was_killed(own: Platform) -> None:
     assert not own.run.exists() and not own.base.exists()
 
 
+# ---- a start that does not succeed
+
+
+def up(p: Platform) -> tuple[object, ...]:
+    return ("up", "--data-dir", p.data, "--run-dir", p.run, "--listen", f"127.0.0.1:{p.port}", *p.flags)
+
+
+def left_of(p: Platform) -> set[str]:
+    """What a start that was the platform's first has left."""
+    rows = sqlite3.connect(p.data / "dsec.db")
+    with closing(rows):
+        [[p.code]] = rows.execute("SELECT code FROM edges").fetchall() or [[""]]
+    return {line for line in ours(p) if not line.startswith("process ")}
+
+
+@pytest.mark.parametrize("moment", ["run directory", "network slots"])
+def test_interrupted_start_leaves_nothing(moment: str) -> None:
+    with Platform() as p:
+        sign = {"run directory": p.run / "lock", "network slots": p.run / "net"}[moment]
+        starting = subprocess.Popen([BIN / "dsec", *map(str, up(p))], env=p.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            wait_for("the start is under way", sign.exists)
+            assert not p.state(), "it is ready already"
+            starting.send_signal(signal.SIGINT)
+            out, _ = starting.communicate(timeout=60)
+        finally:
+            starting.kill()
+            starting.wait()
+        assert (starting.returncode, out) == (130, b"")
+        assert left_of(p) == set()
+        assert not p.run.exists() and not sign.exists()
+
+
+def test_failed_start_leaves_nothing() -> None:
+    with Platform(pool="1k") as p:  # no file system is that small
+        done = p.dsec(*up(p), check=False)
+        assert done.returncode == 1, done
+        assert left_of(p) == set()
+        assert not p.run.exists()
+
+
+def test_failed_start_ends_no_sandbox(own: Platform) -> None:
+    """The config file is damaged, has no place, or the disk is full: the sandboxes wait for the next start."""
+    alive = create(own, "k")
+    content = own.config.read_text()
+    own.kill_up()
+
+    own.config.write_text("{")
+    done = own.dsec(*up(own), check=False)
+    assert done.returncode == 1 and str(own.config) in done.stderr, done
+    own.config.write_text(content)
+
+    nowhere = {k: v for k, v in own.env.items() if k not in ("HOME", "XDG_CONFIG_HOME", "DSEC_CONFIG")}
+    done = subprocess.run([BIN / "dsec", *map(str, up(own))], check=False, env=nowhere, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "HOME" in done.stderr, done
+
+    (own.data / "up.json.new").mkdir()  # in the way of the last step before it is ready
+    done = own.dsec(*up(own), check=False)
+    assert done.returncode == 1 and "writing the state" in done.stderr, done
+    (own.data / "up.json.new").rmdir()
+
+    own.start()
+    assert shell(own, alive, "echo alive") == "alive\n"
+
+
+def test_up_waits_for_one_that_starts(own: Platform) -> None:
+    """What a killed one said of itself is not taken for the word of the one that starts."""
+    own.kill_up()
+    stale = json.loads((own.data / "up.json").read_text())
+    starting = subprocess.Popen([BIN / "dsec", *map(str, up(own))], env=own.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for("its lock is taken", lambda: not (own.data / "up.json").exists())
+        said = json.loads(own.dsec(*up(own), "--detach", "--json").stdout)
+        assert said == {"url": own.url, "context": "local", "config": str(own.config), "data_dir": str(own.data)}
+        assert own.state()["pid"] == starting.pid != stale["pid"]
+        assert json.loads(own.dsec("down", "--data-dir", own.data, "--json").stdout) == said  # it knows the run directory
+        assert starting.wait(10) == 0
+        assert not own.run.exists()
+    finally:
+        starting.kill()
+        starting.wait()
+
+
 # ---- two platforms on one machine
 
 
@@ -201,13 +285,12 @@ def test_two_platforms(own: Platform) -> None:
     alive = create(own, "first")
     with Platform() as other:
         real, other.run = other.run, own.run
-        up = ("up", "--data-dir", other.data, "--run-dir", other.run, "--listen", f"127.0.0.1:{other.port}", *other.flags)
-        done = other.dsec(*up, check=False)
+        done = other.dsec(*up(other), check=False)
         assert done.returncode == 1 and "used by another platform" in done.stderr and "--run-dir" in done.stderr, done
         other.dsec("down", "--data-dir", other.data, "--run-dir", other.run)
         assert shell(own, alive, "echo alive") == "alive\n"
         own.kill_up()  # nobody holds the lock, but the sandbox is there
-        done = other.dsec(*up, check=False)
+        done = other.dsec(*up(other), check=False)
         assert done.returncode == 1 and f"--data-dir {own.data}" in done.stderr, done
         own.start()
         assert shell(own, alive, "echo alive") == "alive\n"
