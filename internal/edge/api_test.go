@@ -85,6 +85,46 @@ func TestJoinedCreate(t *testing.T) {
 	})
 }
 
+// The last caller has left, and what it waited for is about to be ended: who comes now gets a new one.
+func TestNobodyJoinsWhatIsBeingUndone(t *testing.T) {
+	w := newWorld(t)
+	restore, hits := w.arm("network:before:block")
+	ctx, cancel := context.WithCancel(w.user())
+	first := w.spec(key("k", "d"))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = w.createAll(ctx, first)
+	}()
+	eventually(t, "it is being made", func() bool { return hits() > 0 })
+	in, err := w.e.index.lookup(sandbox.ID(first.Id), "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.events.Lock() // its end cannot begin
+	cancel()
+	eventually(t, "its caller has left", func() bool { in.mu.Lock(); defer in.mu.Unlock(); return in.callers == 0 })
+	var second *edgev1.CreateResult
+	joined := make(chan struct{})
+	go func() {
+		defer close(joined)
+		second, err = w.tryCreate(key("k", "d"))
+	}()
+	eventually(t, "the second caller waits", func() bool {
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		return in.callers > 0 || len(w.e.index.all()) == 2
+	})
+	in.events.Unlock()
+	<-done
+	restore()
+	<-joined
+	if err != nil || second.Id == first.Id {
+		t.Errorf("the second caller: %v %v", second, err)
+	}
+	w.close()
+}
+
 func TestVanishedCallerIsRolledBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -22,7 +22,7 @@ type order struct {
 // that waits for the outcome: it must call leave.
 func (e *Edge) create(o order) (*instance, error) {
 	if e.phase.Load() != phaseServing {
-		return nil, sandbox.Errorf(sandbox.ResourceExhausted, reasonFull, "the node is stopping and takes no more sandboxes; another node may")
+		return nil, errStoppingFull()
 	}
 	d := e.drivers[o.intent.Spec.Backend]
 	if d == nil {
@@ -42,13 +42,7 @@ func (e *Edge) create(o order) (*instance, error) {
 	if err != nil || found != nil {
 		cancel()
 		in.stop()
-		if err != nil {
-			return nil, err
-		}
-		found.mu.Lock()
-		found.callers++
-		found.mu.Unlock()
-		return found, nil
+		return found, err
 	}
 	e.schedule(in)
 	e.spawn(func() {
@@ -56,6 +50,11 @@ func (e *Edge) create(o order) (*instance, error) {
 		e.setup(ctx, in)
 	})
 	return in, nil
+}
+
+// errStoppingFull refuses a create in the way that lets it go to another node.
+func errStoppingFull() error {
+	return sandbox.Errorf(sandbox.ResourceExhausted, reasonFull, "the node is stopping and takes no more sandboxes; another node may")
 }
 
 func createBy(now, deadline time.Time) time.Time {
@@ -110,6 +109,7 @@ func (e *Edge) leave(in *instance, told bool) {
 	in.callers--
 	in.delivered = in.delivered || told
 	abandoned := in.callers == 0 && !in.delivered && in.life.holdsQuota()
+	in.undone = in.undone || abandoned
 	in.mu.Unlock()
 	if abandoned {
 		e.end(in, sandbox.ReasonCanceled, "whoever asked for it went away before it was ready")

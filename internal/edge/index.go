@@ -16,6 +16,7 @@ type index struct {
 	epochs      map[string]int64 // project -> the newest epoch of its owner that was seen
 	terminal    []*instance      // oldest first; those that were forgotten since are skipped
 	maxTerminal int
+	closed      bool // nothing is added any more
 }
 
 type keyRef struct{ project, key string }
@@ -49,27 +50,34 @@ func clip(s string) string {
 }
 
 // add enters in, or finds the instance that answers the same create: by key, or by id for a retry without one. found
-// then is that one, and in is not entered.
+// then is that one, with the caller counted as one more that waits for it, and in is not entered.
 func (x *index) add(in *instance) (found *instance, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.closed {
+		return nil, errStoppingFull()
+	}
 	project, epoch := in.intent.Project, in.intent.OwnerEpoch
 	if epoch < x.epochs[project] {
 		return nil, sandbox.Errorf(sandbox.FailedPrecondition, "stale_owner", "another apiserver owns project %q by now; try again", project)
 	}
 	if same := x.byID[in.id]; same != nil {
 		if same.intent.Project == project && same.intent.Key == in.intent.Key && same.intent.Digest == in.intent.Digest {
+			same.join(false)
 			return same, nil
 		}
 		return nil, sandbox.Errorf(sandbox.AlreadyExists, "id_taken", "sandbox id %s is taken; try again", in.id)
 	}
 	if in.intent.Key != "" {
-		if other := x.byKey[keyRef{project, in.intent.Key}]; other != nil && other.holdsKey() {
-			if other.intent.Digest != in.intent.Digest {
+		if other := x.byKey[keyRef{project, in.intent.Key}]; other != nil {
+			same := other.intent.Digest == in.intent.Digest
+			if same && other.join(true) {
+				return other, nil
+			}
+			if !same && other.holdsKey() {
 				return nil, sandbox.Errorf(sandbox.AlreadyExists, "idempotency_key_reused",
 					"the idempotency key was used for a create with other parameters; use a new key for a new sandbox").WithFact("sandbox_id", string(other.id))
 			}
-			return other, nil
 		}
 	}
 	x.enterLocked(in)
@@ -111,6 +119,13 @@ func (x *index) ended(in *instance) (surplus []*instance) {
 	}
 	x.terminal = slices.Delete(x.terminal, 0, n)
 	return surplus
+}
+
+// close refuses every add from now on: all then is complete.
+func (x *index) close() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.closed = true
 }
 
 // all is every instance, in no order.

@@ -38,6 +38,7 @@ type instance struct {
 	guest     Guest
 	callers   int   // of creates that wait for the outcome
 	delivered bool  // a caller was told that it is ready
+	undone    bool  // the last caller left: it is about to be ended, and nobody joins it any more
 	cause     error // why the create failed, for its callers
 	cancel    context.CancelFunc
 	setupDone chan struct{} // closed when setup has returned; nil if there was none in this process
@@ -80,9 +81,25 @@ func (e *Edge) newInstance(id sandbox.ID, intent *journal.Intent, d driver.Drive
 func (in *instance) holdsKey() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	return in.holdsKeyLocked()
+}
+
+// join counts a caller more that waits for the outcome. With byKey it does so only for one that holds its key: looked at and
+// counted in one step, or the last caller could leave in between, and the new one would wait for what is being undone.
+func (in *instance) join(byKey bool) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if byKey && !in.holdsKeyLocked() {
+		return false
+	}
+	in.callers++
+	return true
+}
+
+func (in *instance) holdsKeyLocked() bool {
 	switch in.life.state {
 	case sandbox.Creating, sandbox.Ready:
-		return !in.life.gone
+		return !in.life.gone && !in.undone
 	}
 	switch in.life.reason.Code {
 	case sandbox.ReasonDeleted, sandbox.ReasonCanceled, sandbox.ReasonNodeStopped:

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 	edgev1 "dsec/api/edge/v1"
 	"dsec/internal/edge/driver"
 	"dsec/internal/edge/failpoint"
+	"dsec/internal/edge/journal"
 	"dsec/internal/grpcerr"
 	"dsec/sandbox"
 )
@@ -346,6 +348,40 @@ func TestShutdownEndsAllAtOnce(t *testing.T) {
 		w.close()
 		if d := time.Since(start); d > 5*time.Second {
 			t.Errorf("took %v: one after the other", d)
+		}
+	})
+}
+
+// Processes that are left in a sandbox's control groups are in its network slot too: others get it when they are gone.
+func TestNetworkSlotWaitsForTheControlGroups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		id := w.create()
+		w.host.On("cgroups.Remove", boom)
+		w.delete(id, false)
+		time.Sleep(time.Minute)
+		if left := w.host.Objects(); !slices.Contains(left, "network/"+string(id)) || slices.Contains(left, "upper/"+string(id)) {
+			t.Errorf("while the control groups are busy: %v", left)
+		}
+		if v := w.get(id); !strings.Contains(v.Reason.Message, "step limits") {
+			t.Errorf("%v", v.Reason)
+		}
+		w.host.On("cgroups.Remove", nil)
+		time.Sleep(time.Minute)
+		w.nothingLeft("at last")
+		w.close()
+	})
+}
+
+// A create that was let in before Shutdown began, and is entered after Shutdown looked.
+func TestNothingIsEnteredOnceShutdownHasBegun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		late := w.e.newInstance(sandbox.NewID(testEdge), &journal.Intent{Project: "default"}, w.host.Driver())
+		defer late.stop()
+		w.close()
+		if _, err := w.e.index.add(late); sandbox.ReasonOf(err) != reasonFull {
+			t.Errorf("it was entered: %v", err)
 		}
 	})
 }

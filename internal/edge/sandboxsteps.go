@@ -29,7 +29,7 @@ func init() {
 	sandboxSteps = steps.New(
 		steps.Step[*making]{Name: "admit", Setup: setupAdmit, Teardown: teardownAdmit},
 		steps.Step[*making]{Name: "rootfs", Setup: setupRootfs, Teardown: teardownRootfs},
-		steps.Step[*making]{Name: "network", Setup: setupNetwork, Teardown: teardownNetwork},
+		steps.Step[*making]{Name: "network", Setup: setupNetwork, Teardown: teardownNetwork, After: "limits"},
 		steps.Step[*making]{Name: "limits", Setup: setupLimits, Teardown: teardownLimits},
 		steps.Step[*making]{Name: "policy", Setup: setupPolicy},
 		steps.Step[*making]{Name: "create", Setup: setupCreate, Teardown: teardownCreate},
@@ -90,6 +90,7 @@ func setupNetwork(ctx context.Context, m *making) error {
 	return nil
 }
 
+// teardownNetwork gives the slot to others: not while processes may be in it. Those are gone with their control groups.
 func teardownNetwork(ctx context.Context, m *making) error {
 	return m.e.o.Networks.Release(ctx, m.in.id)
 }

@@ -16,6 +16,7 @@ import (
 // error says what is left; the next Recover finds it.
 func (e *Edge) Shutdown(ctx context.Context) error {
 	e.phase.Store(phaseDraining)
+	e.index.close() // what is in by now is all
 	for _, in := range e.index.all() {
 		e.end(in, sandbox.ReasonNodeStopped, "the platform was stopped on this node")
 	}
@@ -46,6 +47,7 @@ func (e *Edge) Shutdown(ctx context.Context) error {
 // allows; the rest of that the next Recover does.
 func (e *Edge) Detach(ctx context.Context) error {
 	e.phase.Store(phaseClosed)
+	e.index.close()
 	for _, in := range e.index.all() {
 		s := in.snapshot()
 		if s.life.state == sandbox.Creating {

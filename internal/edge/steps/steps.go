@@ -7,8 +7,8 @@
 //   - A cancelled context ends either soon.
 //
 // What surprises: Teardown goes on after a step that fails or hangs, since each step's objects are its own and holding a
-// disk quota because a control group is busy helps nobody; what failed is tried again by the next attempt, what succeeded
-// is not. A teardown that ignores its context is left behind at its deadline; later attempts never start a second one
+// disk quota because a control group is busy helps nobody (a step that does need another one's end says so, by After); what
+// failed is tried again by the next attempt, what succeeded is not. A teardown that ignores its context is left behind at its deadline; later attempts never start a second one
 // beside it.
 //
 // Every step declares two failpoints: "<name>" around Setup and "<name>.teardown" around Teardown.
@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +30,8 @@ type Step[S any] struct {
 	Name     string
 	Setup    func(context.Context, S) error
 	Teardown func(context.Context, S) error
+	// After names a later step without whose teardown this one's would be wrong: it is not tried before.
+	After string
 }
 
 // TeardownDeadline is how long one step's teardown may take in one attempt.
@@ -40,6 +43,7 @@ const grace = time.Second
 // A List is the steps of one kind of sandbox. It has no state of its own.
 type List[S any] struct {
 	steps []Step[S]
+	after []int // by step: the one whose teardown comes before, or -1
 	up    []*failpoint.Point
 	down  []*failpoint.Point
 }
@@ -47,7 +51,15 @@ type List[S any] struct {
 // New declares the steps and their failpoints: call it once, at package level.
 func New[S any](list ...Step[S]) *List[S] {
 	l := &List[S]{steps: list}
-	for _, s := range list {
+	for i, s := range list {
+		after := -1
+		if s.After != "" {
+			after = slices.IndexFunc(list, func(other Step[S]) bool { return other.Name == s.After })
+			if after <= i {
+				panic("steps: " + s.After + " is no step after " + s.Name)
+			}
+		}
+		l.after = append(l.after, after)
 		l.up = append(l.up, failpoint.New(s.Name))
 		l.down = append(l.down, failpoint.New(s.Name+".teardown"))
 	}
@@ -150,6 +162,10 @@ func (l *List[S]) Teardown(ctx context.Context, s S, p *Progress) error {
 	var errs []error
 	for i := started - 1; i >= 0; i-- {
 		if p.isTorn(i) {
+			continue
+		}
+		if a := l.after[i]; a >= 0 && a < started && !p.isTorn(a) {
+			errs = append(errs, &Error{Step: l.steps[i].Name, Err: fmt.Errorf("it waits for the teardown of %s", l.steps[a].Name)})
 			continue
 		}
 		if err := l.teardownOne(ctx, i, s, p); err != nil {

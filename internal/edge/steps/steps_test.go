@@ -157,3 +157,39 @@ func TestFailpoints(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestAfterWaitsForAnotherTeardown(t *testing.T) {
+	first := step("first")
+	first.After = "t.last"
+	waiting := New(first, step("between"), step("last"))
+	busy := errors.New("busy")
+	s := &thing{teardown: map[string]func(context.Context) error{"last": func(context.Context) error { return busy }}}
+	var p Progress
+	if err := waiting.Setup(t.Context(), s, &p); err != nil {
+		t.Fatal(err)
+	}
+	s.calls = nil
+	var se *Error
+	if err := waiting.Teardown(t.Context(), s, &p); !errors.Is(err, busy) || !errors.As(err, &se) || se.Step != "t.last" {
+		t.Errorf("%v", err)
+	}
+	if want := []string{"-last", "-between"}; !slices.Equal(s.calls, want) {
+		t.Errorf("%v, want %v", s.calls, want)
+	}
+	s.teardown = nil
+	if err := waiting.Teardown(t.Context(), s, &p); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"-last", "-between", "-last", "-first"}; !slices.Equal(s.calls, want) {
+		t.Errorf("%v, want %v", s.calls, want)
+	}
+	// A step whose setup never began has nothing to wait for.
+	s = &thing{setup: map[string]func(context.Context) error{"between": func(context.Context) error { return busy }}}
+	p = Progress{}
+	if err := waiting.Setup(t.Context(), s, &p); !errors.Is(err, busy) {
+		t.Fatal(err)
+	}
+	if err := waiting.Teardown(t.Context(), s, &p); err != nil {
+		t.Error(err)
+	}
+}
