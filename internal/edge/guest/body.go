@@ -1,9 +1,12 @@
 package guest
 
 import (
+	"encoding/binary"
 	"fmt"
 	"io"
 	"os"
+
+	"dsec/internal/wire"
 )
 
 // A body is what is kept of one stream of a command: its head, and its tail in a ring. Its command's lock guards it.
@@ -100,6 +103,7 @@ func (b *body) store(p []byte, offset int64) error {
 			b.freeze(b.headEnd)
 		}
 	}
+	wrote := false
 	for len(p) > 0 {
 		at := (offset - b.ringAt) % b.spool.tailCap
 		n := min(int64(len(p)), b.spool.tailCap-at)
@@ -107,12 +111,32 @@ func (b *body) store(p []byte, offset int64) error {
 			return err
 		}
 		p, offset = p[n:], offset+n
+		wrote = true
+	}
+	if wrote {
+		return b.writeRingHeader(offset)
 	}
 	return nil
 }
 
 func (b *body) freeze(ringAt int64) {
 	b.frozen, b.ringAt, b.tail = true, ringAt, ringAt
+}
+
+// The file of a ring begins with what the next edge must know to read it: headEnd, ringAt, tail and size, little-endian. It
+// is written after the bytes that it speaks of, and they are acknowledged after it. Nothing is synced: it is to survive this
+// process, not the machine.
+const ringHeader = 4 * 8
+
+func (b *body) writeRingHeader(size int64) error {
+	var h [ringHeader]byte
+	for i, v := range []int64{b.headEnd, b.ringAt, b.tail, size} {
+		binary.LittleEndian.PutUint64(h[8*i:], uint64(v))
+	}
+	if _, err := b.ring.WriteAt(h[:], 0); err != nil {
+		return fmt.Errorf("spool output: %w", err)
+	}
+	return nil
 }
 
 func (b *body) storeHead(p []byte) error {
@@ -147,7 +171,7 @@ func (b *body) storeRing(p []byte, at int64) error {
 			return err
 		}
 	}
-	if _, err := b.ring.WriteAt(p, at); err != nil {
+	if _, err := b.ring.WriteAt(p, ringHeader+at); err != nil {
 		return fmt.Errorf("spool output: %w", err)
 	}
 	return nil
@@ -185,25 +209,78 @@ func (b *body) skip(offset int64) {
 	b.size = offset
 	if b.failed {
 		b.tail = offset
+	} else if b.ring != nil && b.writeRingHeader(offset) != nil { // or it would speak of bytes that are overwritten next
+		b.fail()
 	}
 }
 
-// recover finds the head that an earlier edge spooled.
+// recover finds what an earlier edge spooled.
 func (b *body) recover() {
-	info, err := os.Lstat(b.spool.path(b.name + ".head"))
-	if err != nil || !info.Mode().IsRegular() {
+	ring := b.openRing()
+	head := int64(0)
+	if info, err := os.Lstat(b.spool.path(b.name + ".head")); err == nil && info.Mode().IsRegular() {
+		head = min(info.Size(), b.spool.headCap)
+	} else if ring == nil {
 		return
 	}
-	n := min(info.Size(), b.spool.headCap)
 	b.inFile = true
-	if b.charge(n) != nil {
+	h, kept, ok := b.readRingHeader(ring, head)
+	if !ok {
+		h = [4]int64{head, head, head, head}
+	}
+	if ring != nil && (!ok || ring.Truncate(ringHeader+kept) != nil) { // longer, it would hold what was given up
+		_ = ring.Close()
+		_ = os.Remove(b.spool.path(b.name + ".tail")) // it stays out of account, until the sandbox's end
+		h, kept, ring = [4]int64{head, head, head, head}, 0, nil
+	}
+	if b.charge(h[0]+kept) != nil {
+		if ring != nil {
+			_ = ring.Close()
+		}
 		b.fail()
 		return
 	}
-	b.headEnd, b.size, b.acked = n, n, 0
-	if n == b.spool.headCap {
-		b.freeze(n)
+	b.headEnd, b.size, b.ring = h[0], h[3], ring
+	if ring != nil || b.headEnd == b.spool.headCap {
+		b.frozen, b.ringAt, b.tail = true, h[1], h[2]
 	}
+}
+
+func (b *body) openRing() *os.File {
+	name := b.spool.path(b.name + ".tail")
+	if info, err := os.Lstat(name); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return nil
+	}
+	return f
+}
+
+// readRingHeader reads and checks what an earlier edge wrote, and says how many bytes of the ring are in use. One piece of
+// output may have been written since, over the oldest bytes: those do not count.
+func (b *body) readRingHeader(ring *os.File, head int64) (h [4]int64, kept int64, ok bool) {
+	var raw [ringHeader]byte
+	if ring == nil {
+		return h, 0, false
+	}
+	if _, err := ring.ReadAt(raw[:], 0); err != nil {
+		return h, 0, false
+	}
+	for i := range h {
+		h[i] = int64(binary.LittleEndian.Uint64(raw[8*i:]))
+	}
+	headEnd, ringAt, tail, size := h[0], h[1], h[2], h[3]
+	if headEnd != head || headEnd > ringAt || ringAt > tail || tail > size || size > maxOffset {
+		return h, 0, false
+	}
+	kept = min(size-ringAt, b.spool.tailCap)
+	if info, err := ring.Stat(); err != nil || info.Size() < ringHeader+kept {
+		return h, 0, false
+	}
+	h[2] = min(max(tail, size+wire.MaxData-b.spool.tailCap), size)
+	return h, kept, true
 }
 
 // stored is up to where output would survive this process.
@@ -254,7 +331,7 @@ func (b *body) readAt(p []byte, offset int64) (int, error) {
 	case offset >= tailFrom:
 		at := (offset - b.ringAt) % b.spool.tailCap
 		n := min(int64(len(p)), b.size-offset, b.spool.tailCap-at)
-		return b.readFile(b.ring, ".tail", p[:n], at)
+		return b.readFile(b.ring, ".tail", p[:n], ringHeader+at)
 	}
 	return 0, outputDropped(offset, tailFrom)
 }

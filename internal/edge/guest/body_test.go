@@ -12,12 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
 // smallSpool keeps 1 MiB of head, 1 MiB of tail and total bytes of disk.
 func smallSpool(t *testing.T, total int64) *spool {
 	s := newSpool(filepath.Join(t.TempDir(), "out"))
+	s.node = newNode()
 	s.headCap, s.tailCap, s.totalCap = 1<<20, 1<<20, total
 	return s
 }
@@ -142,6 +144,135 @@ func TestSandboxCapDropsTheOldestFinished(t *testing.T) {
 	}
 }
 
+// finishedWith is a command of s that wrote n bytes and has ended.
+func finishedWith(t *testing.T, s *spool, id string, n int) *Command {
+	t.Helper()
+	c := &Client{spool: s, commands: make(map[string]*Command)}
+	m := newCommand(c, id)
+	c.commands[id] = m
+	if err := m.out[0].write(make([]byte, n)); err != nil {
+		t.Fatal(err)
+	}
+	m.finish()
+	c.finished = append(c.finished, m)
+	s.finished(m)
+	return m
+}
+
+// All sandboxes together keep no more than their part of the disk: the oldest that has ended goes first, whosever it is.
+func TestNodeCapDropsTheOldestFinished(t *testing.T) {
+	n := newNode()
+	n.diskCap = 3 << 20
+	spools := make([]*spool, 5)
+	all := make([]*Command, 5)
+	for i := range all {
+		spools[i] = smallSpool(t, 2<<20)
+		spools[i].node = n
+		all[i] = finishedWith(t, spools[i], "x", 1<<20)
+	}
+	for i, m := range all {
+		want := StreamSize{Size: 1 << 20, Head: 1 << 20}
+		if i < 2 {
+			want.Head = 0
+		}
+		if got := m.Result().Stdout; got != want {
+			t.Errorf("command %d: %+v, want %+v", i, got, want)
+		}
+	}
+	live := &body{spool: smallSpool(t, 1<<30), owner: &Command{}, name: "live.1"}
+	live.spool.node = n
+	live.spool.headCap = 8 << 20
+	for range 5 { // the stream goes on, the keeping ends
+		_ = live.write(make([]byte, 1<<20))
+	}
+	if got := live.sizes(); got.Size != 5<<20 || got.Head != 3<<20 {
+		t.Errorf("a stream over the node's cap: %+v", got)
+	}
+	if n.disk != 3<<20 || n.spooled.Len() != 0 {
+		t.Errorf("%d bytes are charged and %d commands listed", n.disk, n.spooled.Len())
+	}
+	live.drop()
+	if n.disk != 0 {
+		t.Errorf("%d bytes are charged after all was dropped", n.disk)
+	}
+}
+
+func TestNodeCapIsAPartOfTheDisk(t *testing.T) {
+	s := smallSpool(t, 1<<30)
+	f, err := s.create("x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	total, _, err := linux.DiskSpace(s.dir)
+	if err != nil || s.node.diskCap != total/20 {
+		t.Errorf("%d of %d, %v", s.node.diskCap, total, err)
+	}
+}
+
+// Beyond the node's memory all output goes to files, in every sandbox.
+func TestNodeMemoryIsBounded(t *testing.T) {
+	n := newNode()
+	n.memoryCap = 100_000
+	for range 100 {
+		s := smallSpool(t, 1<<30)
+		s.node = n
+		finishedWith(t, s, "x", 10_000)
+	}
+	if n.memory > n.memoryCap+10_000 {
+		t.Errorf("%d bytes in memory", n.memory)
+	}
+}
+
+// A sandbox that has ended keeps little in memory, and nothing is lost of what it wrote; forgotten, it keeps nothing.
+func TestArchiveAndForget(t *testing.T) {
+	s := smallSpool(t, 1<<30)
+	c := &Client{spool: s, commands: make(map[string]*Command)}
+	for i := range 100 {
+		m := newCommand(c, fmt.Sprint(i))
+		c.commands[m.id] = m
+		for k := range m.out {
+			if err := m.out[k].write(fmt.Appendf(make([]byte, 3000), "%d %d", i, k)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if i == 0 {
+			continue // never ended
+		}
+		m.finish()
+		c.finished = append(c.finished, m)
+		s.finished(m)
+	}
+	c.Archive()
+	if s.memory > endedMemory || s.memory == 0 || s.node.memory != s.memory {
+		t.Errorf("%d bytes in memory, %d of the node", s.memory, s.node.memory)
+	}
+	if m := c.finished[len(c.finished)-1]; m.onDisk() {
+		t.Error("the newest is in a file")
+	}
+	for i := range 100 {
+		m := c.commands[fmt.Sprint(i)]
+		for k := range m.out {
+			if got := string(m.Head(k+1, 4000)[3000:]); got != fmt.Sprint(i, k) {
+				t.Errorf("command %d, stream %d: %q", i, k+1, got)
+			}
+		}
+	}
+	s.node.memoryCap = 100 // scarce
+	c.Archive()
+	if s.memory != 0 {
+		t.Errorf("%d bytes in memory though it is scarce", s.memory)
+	}
+	c.Forget()
+	c.Archive() // comes late
+	if s.disk != 0 || s.node.disk != 0 || s.node.memory != 0 || s.node.spooled.Len() != 0 {
+		t.Errorf("forgotten: %d bytes in files, %d of the node, %d in memory, %d listed", s.disk, s.node.disk, s.node.memory, s.node.spooled.Len())
+	}
+	if left, _ := os.ReadDir(s.dir); len(left) != 0 {
+		t.Errorf("files are left: %v", left)
+	}
+}
+
 func TestFullDiskEndsTheKeepingOnly(t *testing.T) {
 	s := newSpool("/dev/null/out") // nothing can be made there, for root neither
 	b := &body{spool: s, owner: &Command{}, name: "x.1"}
@@ -199,7 +330,7 @@ func TestEndlessOutputCostsTheCap(t *testing.T) {
 		}
 		disk += info.Size()
 	}
-	if disk != 2<<20 {
+	if disk != 2<<20+ringHeader {
 		t.Errorf("%d bytes in files", disk)
 	}
 }

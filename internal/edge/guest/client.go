@@ -301,6 +301,42 @@ func (c *Client) Close() error {
 	return nil
 }
 
+// Archive moves output from memory to files, but for a little. It is for a sandbox that has ended and is still remembered:
+// of these an edge may have ten thousand. Call it after Close.
+func (c *Client) Archive() {
+	c.mu.Lock()
+	all := slices.Clone(c.finished) // oldest first
+	for _, m := range c.commands {
+		if !slices.Contains(c.finished, m) { // lost while it ran
+			all = append(all, m)
+		}
+	}
+	c.mu.Unlock()
+	left := endedMemory
+	if c.spool.node.memoryFull(2) {
+		left = 0
+	}
+	var spill []*Command
+	for _, m := range slices.Backward(all) {
+		if n := m.inMemory(); n <= left {
+			left -= n
+		} else {
+			spill = append(spill, m)
+		}
+	}
+	for _, m := range slices.Backward(spill) {
+		c.spool.archive(m)
+	}
+}
+
+// Forget drops all output; files of it are not made any more. Call it after Close.
+func (c *Client) Forget() {
+	c.spool.close()
+	for _, m := range c.Commands() {
+		c.spool.forget(m)
+	}
+}
+
 // Running is how many commands run.
 func (c *Client) Running() int {
 	c.mu.Lock()

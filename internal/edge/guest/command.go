@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"maps"
@@ -55,8 +56,9 @@ type Command struct {
 	followers map[*outputReader]struct{}
 	stdin     *input
 	script    *input
-	killed    []int // signals to be sent again after a reconnect, before it started
-	attached  bool  // Started was seen on this connection
+	killed    []int         // signals to be sent again after a reconnect, before it started
+	attached  bool          // Started was seen on this connection
+	spooled   *list.Element // in its node's list, if its output may be dropped; guarded by the node
 	fresh     [2]bool
 	waiters   chan struct{}
 }

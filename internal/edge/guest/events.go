@@ -301,6 +301,28 @@ func (m *Command) dropBodies() {
 	m.notify()
 }
 
+// spill moves output to files. What does not fit there is dropped.
+func (m *Command) spill() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.out {
+		b := &m.out[i]
+		if len(b.mem) == 0 {
+			continue
+		}
+		if err := b.toFile(); err != nil {
+			b.fail()
+		}
+		b.close()
+	}
+}
+
+func (m *Command) inMemory() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.out[0].mem) + len(m.out[1].mem)
+}
+
 func (m *Command) onDisk() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
