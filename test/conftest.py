@@ -7,7 +7,6 @@ import faulthandler
 import inspect
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -31,7 +30,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     seconds = float(marker.args[0]) if marker else LIMIT
 
     def hangs(*_: object) -> None:
-        faulthandler.dump_traceback(sys.__stderr__)
+        faulthandler.dump_traceback()
         pytest.fail(f"it hangs: not done after {seconds:.0f} s; in these threads: {', '.join(t.name for t in threading.enumerate())}")
 
     before = signal.signal(signal.SIGALRM, hangs)

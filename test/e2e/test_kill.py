@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 from platform_under_test import BIN, IMAGE, Platform, wait_for
 
-from libdsec import CommandResult, DSecContainerRunArgs, NotFoundError
+from libdsec import CommandResult, DSecConfig, DSecContainerRunArgs, NotFoundError
 from libdsec.sync import Command, DSecClient, Sandbox
 
 POINTS = subprocess.run([str(BIN / "dsec"), "edge", "--list-failpoints"], capture_output=True, text=True, check=True).stdout.split()
@@ -121,6 +121,10 @@ class Mortal(Platform):
         spec = {"image": IMAGE, "limits": {"memoryBytes": 64 << 20}, "labels": {"job": "victim"}}
         return self.raw("SandboxService/CreateSandbox", {"spec": spec})
 
+    def patient(self) -> DSecClient:
+        """A client that waits for the platform as long as start() does, and longer than a slow machine takes."""
+        return DSecClient(config=DSecConfig(self.url, self.key(), retry_seconds=90))
+
     def victims(self, client: DSecClient) -> list[Sandbox]:
         return list(client.list_sandboxes(labels={"job": "victim"}))
 
@@ -135,7 +139,7 @@ def mortal() -> Iterator[Mortal]:
 
 @pytest.fixture(scope="module")
 def client(mortal: Mortal) -> Iterator[DSecClient]:
-    with DSecClient(mortal.url, mortal.key()) as c:
+    with mortal.patient() as c:
         yield c
 
 
@@ -149,6 +153,7 @@ def witness(mortal: Mortal, client: DSecClient) -> Iterator[Witness]:
 def kill(mortal: Mortal, victim: str, trigger) -> None:
     """Runs trigger and kills at the armed point: the edge, or `dsec up`, whose edge then ends by itself, or both."""
     edge = mortal.edge_pid()
+    assert edge is not None
     before = mortal.log().count(" reached\n")
 
     def until_reached() -> None:  # a create is refused as long as the edge counts as away
@@ -255,7 +260,7 @@ def test_edge_is_killed_again_and_again_under_load(mortal, client, witness):
     """Commands that run meanwhile end with all their output, also those that start while there is no edge."""
 
     def work(_: int) -> list[CommandResult]:
-        with DSecClient(mortal.url, mortal.key()) as c, c.run_container(DSecContainerRunArgs(IMAGE, labels={"job": "load"})) as s:
+        with mortal.patient() as c, c.run_container(DSecContainerRunArgs(IMAGE, labels={"job": "load"})) as s:
             return [s.run_shell("seq 200000; sleep 0.2; echo end") for _ in range(3)]
 
     with ThreadPoolExecutor(4) as threads:

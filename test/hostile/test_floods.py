@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from attacked import ATTACKS, reason, wait_for
+from platform_under_test import Platform
 
 from libdsec import DSecError, State
+
+
+def resident(pid: int) -> int:
+    """A process's own memory, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) << 10
 
 
 def test_fork_bomb(new_box) -> None:
@@ -65,12 +74,15 @@ def test_a_lease_on_a_program_holds_up_nothing(new_box) -> None:
         box.assert_well()
 
 
-def test_pipes_of_others_kept_open(new_box) -> None:
+def test_pipes_of_others_kept_open(platform: Platform, new_box) -> None:
     """One process opens the outputs of all commands and keeps them. Costs bounded memory of aether's."""
     with new_box() as box:
+        aether = platform.aether_pid(box.sandbox.id)
         box.start("hoard")
+        before = resident(aether)
         for _ in range(40):
             assert box.sandbox.exec(["/bin/sleep", "0.01"], timeout=20).exit_code == 0
+        assert resident(aether) - before < 16 << 20
         box.assert_well()
 
 
@@ -120,11 +132,19 @@ def test_disk(new_box) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 65536])
-def test_output_without_end(new_box, piece: int) -> None:
+def test_output_without_end(platform: Platform, new_box, piece: int) -> None:
+    """Whatever the amount, what is kept is bounded: in aether, and in the edge."""
+    edge = platform.edge_pid()
+    assert edge is not None
     with new_box() as box:
+        aether = platform.aether_pid(box.sandbox.id)
+        before = {pid: resident(pid) for pid in (aether, edge)}
         flood = box.start("flood", piece)
-        wait_for("some output", lambda: flood.poll().stdout_size > 1 << 20 if piece > 1 else flood.poll().stdout_size > 1000)
+        much = 1000 if piece == 1 else 300 << 20  # more than a stream and a sandbox may keep
+        wait_for("output", lambda: flood.poll().stdout_size > much)
         assert box.out("echo beside it") == "beside it"
+        grown = {pid: resident(pid) - before[pid] for pid in before}
+        assert grown[aether] < 16 << 20 and grown[edge] < 96 << 20, grown
         flood.kill()
         assert flood.wait().signal == 9
         box.assert_well()
