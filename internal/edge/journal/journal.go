@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
+	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
@@ -39,10 +40,13 @@ type Journal struct {
 	lastErr error  // of the batch that ended at written
 	failed  map[uint64]error
 	writing bool
-	broken  error                // set when the file's end is unknown: nothing can be appended any more
+	broken  error                // set when the file's end is unknown, or with Close: nothing can be appended any more
+	copying bool                 // a compaction is under way, in a goroutine of its own
+	replace func()               // ends it; not while a batch is being written
 	live    map[sandbox.ID]int64 // bytes of its records
 	dead    int64                // bytes of records of forgotten sandboxes
 	slack   int64                // compactAfter, less in tests
+	copied  func()               // tests: called when a compaction has copied what there was when it began
 }
 
 // A Found is what Open read.
@@ -88,7 +92,8 @@ func apply(entries map[sandbox.ID]*Entry, r *Record) {
 	}
 }
 
-// Open reads what is there, writes it anew without what was forgotten, and is ready to append. A file of another edge
+// Open reads what is there, writes it anew without what was forgotten, and is ready to append. Where the disk is full it appends
+// to the file as it is: what a node needs to get rid of its sandboxes must not depend on free space. A file of another edge
 // or version is moved aside, with a warning: the sweep at start removes what it described.
 func Open(o Options) (*Journal, Found, error) {
 	j := &Journal{o: o, slack: compactAfter, live: make(map[sandbox.ID]int64), failed: make(map[uint64]error)}
@@ -97,12 +102,43 @@ func Open(o Options) (*Journal, Found, error) {
 	if err != nil {
 		return nil, found, err
 	}
-	if err := j.compactLocked(); err != nil { // nobody else has it yet
+	err = j.compactNow()
+	if linux.IsQuotaFull(err) && j.size > 0 {
+		o.Log.Warn("the disk is full; the journal goes on in its old file", "error", err)
+		err = j.keepFile(found.SameBoot)
+	}
+	if err != nil {
 		return nil, found, err
 	}
 	return j, found, nil
 }
 
+// keepFile opens the file that load has read. One of an earlier boot begins anew in place, which takes no space: what it says
+// of sandboxes is in memory by now, and they are gone; its header would make those of this boot look so too.
+func (j *Journal) keepFile(sameBoot bool) error {
+	f, err := os.OpenFile(j.o.Path, os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("opening journal: %w", err)
+	}
+	if !sameBoot {
+		header, err := j.header()
+		if err == nil {
+			_, err = f.WriteAt(header, 0)
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("writing journal: %w", err), f.Close())
+		}
+		j.size = int64(len(header))
+		clear(j.live)
+	}
+	if err := f.Truncate(j.size); err != nil {
+		return errors.Join(fmt.Errorf("cutting journal: %w", err), f.Close())
+	}
+	j.file = f
+	return nil
+}
+
+// load reads the file. j.size is then how much of it is good, or 0 if it cannot be appended to.
 func (j *Journal) load() (Found, error) {
 	found := Found{Entries: make(map[sandbox.ID]*Entry), SameBoot: true}
 	f, err := os.Open(j.o.Path)
@@ -114,7 +150,7 @@ func (j *Journal) load() (Found, error) {
 	defer f.Close()
 	var header *Header
 	first := true
-	_, torn, err := read(f, func(r *Record, payload []byte) {
+	good, torn, err := read(f, func(r *Record, payload []byte) {
 		if first {
 			header, first = r.Header, false
 			return
@@ -139,6 +175,7 @@ func (j *Journal) load() (Found, error) {
 		return found, os.Rename(j.o.Path, j.o.Path+".foreign")
 	}
 	found.SameBoot = header.BootID == j.o.BootID
+	j.size = good
 	return found, nil
 }
 
@@ -205,14 +242,15 @@ func (j *Journal) writeLocked() {
 		}
 		j.written = last
 		j.done.Broadcast()
+		if j.replace != nil {
+			j.replace()
+		}
 		if cap(batch) < 1<<20 {
 			spare = batch
 		}
-		if j.dead > j.slack+j.size/2 {
-			if err := j.compactLocked(); err != nil {
-				j.o.Log.Warn("journal cannot be compacted", "error", err)
-				j.dead = 0 // try again after as much growth
-			}
+		if j.dead > j.slack+j.size/2 && !j.copying && j.broken == nil {
+			j.copying = true
+			go j.compact(j.size, maps.Clone(j.live), j.dead)
 		}
 	}
 }
@@ -229,15 +267,48 @@ func (j *Journal) failLocked(from, last uint64, err error) {
 	}
 }
 
-// compactLocked copies the records of live sandboxes to a new file and puts it in the old one's place. Readers see the
-// old file or the new one.
-func (j *Journal) compactLocked() error {
-	dir := filepath.Dir(j.o.Path)
-	tmp, err := os.CreateTemp(dir, filepath.Base(j.o.Path)+".new-*")
-	if err != nil {
-		return fmt.Errorf("compacting journal: %w", err)
+// compact replaces the file while others append to it: first what there was when it began, without the lock, then what came
+// since, as it is. Readers see the old file or the new one.
+func (j *Journal) compact(size int64, live map[sandbox.ID]int64, dead int64) {
+	tmp, copied, err := j.copyLive(size, live)
+	if j.copied != nil {
+		j.copied()
 	}
-	size, err := j.copyLive(tmp)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.replace = func() {
+		j.copying, j.replace = false, nil
+		j.dead -= dead // if it failed: tried again after as much growth
+		if err == nil && j.broken == nil {
+			err = j.replaceLocked(tmp, copied, size)
+		} else if tmp != nil {
+			err = errors.Join(err, tmp.Close(), os.Remove(tmp.Name()))
+		}
+		if err != nil {
+			j.o.Log.Warn("journal cannot be compacted", "error", err)
+		}
+		j.done.Broadcast()
+	}
+	if !j.writing { // or who writes does it between two batches
+		j.replace()
+	}
+}
+
+// compactNow is compact for a journal that nobody else has yet.
+func (j *Journal) compactNow() error {
+	tmp, copied, err := j.copyLive(j.size, j.live)
+	if err != nil {
+		return err
+	}
+	return j.replaceLocked(tmp, copied, j.size)
+}
+
+// replaceLocked puts tmp in the file's place, with what was appended behind size.
+func (j *Journal) replaceLocked(tmp *os.File, copied, size int64) error {
+	err := error(nil)
+	if n := j.size - size; n > 0 {
+		_, err = io.Copy(io.NewOffsetWriter(tmp, copied), io.NewSectionReader(j.file, size, n))
+	}
 	if err == nil {
 		err = os.Rename(tmp.Name(), j.o.Path)
 	}
@@ -247,29 +318,49 @@ func (j *Journal) compactLocked() error {
 	if j.file != nil {
 		_ = j.file.Close() // replaced
 	}
-	j.file, j.size, j.dead = tmp, size, 0
+	j.size += copied - size
+	j.file = tmp
 	return nil
 }
 
-func (j *Journal) copyLive(dst io.Writer) (int64, error) {
-	frame, err := appendFrame(nil, &Record{Op: OpHeader, At: time.Now(), Header: &Header{Version: Version, Edge: j.o.Edge, BootID: j.o.BootID}})
+func (j *Journal) header() ([]byte, error) {
+	return appendFrame(nil, &Record{Op: OpHeader, At: time.Now(), Header: &Header{Version: Version, Edge: j.o.Edge, BootID: j.o.BootID}})
+}
+
+// copyLive copies the records of live sandboxes, of the first size bytes, to a new file. Its name is always the same: what a
+// kill left is written over.
+func (j *Journal) copyLive(size int64, live map[sandbox.ID]int64) (*os.File, int64, error) {
+	tmp, err := os.OpenFile(j.o.Path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, 0, fmt.Errorf("compacting journal: %w", err)
+	}
+	n, err := j.copyLiveTo(tmp, size, live)
+	if err != nil {
+		return nil, 0, errors.Join(fmt.Errorf("compacting journal: %w", err), tmp.Close(), os.Remove(tmp.Name()))
+	}
+	return tmp, n, nil
+}
+
+func (j *Journal) copyLiveTo(dst io.Writer, size int64, live map[sandbox.ID]int64) (int64, error) {
+	header, err := j.header()
 	if err != nil {
 		return 0, err
 	}
 	w := newCounter(dst)
-	w.write(frame)
-	src, err := os.Open(j.o.Path)
-	if errors.Is(err, os.ErrNotExist) {
+	w.write(header)
+	if size == 0 {
 		return w.finish()
-	} else if err != nil {
+	}
+	src, err := os.Open(j.o.Path)
+	if err != nil {
 		return 0, err
 	}
 	defer src.Close()
 	first := true
 	activity := make(map[sandbox.ID][]byte) // the last one
-	_, _, err = read(src, func(r *Record, payload []byte) {
+	_, _, err = read(io.NewSectionReader(src, 0, size), func(r *Record, payload []byte) {
 		switch {
-		case first || j.live[r.ID] == 0:
+		case first || live[r.ID] == 0:
 		case r.Op == OpActivity:
 			activity[r.ID] = payload
 		default:
@@ -290,11 +381,11 @@ func (j *Journal) copyLive(dst io.Writer) (int64, error) {
 func (j *Journal) Close() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for j.writing {
-		j.done.Wait()
-	}
 	if j.broken == nil {
 		j.broken = errors.New("journal is closed")
+	}
+	for j.writing || j.copying {
+		j.done.Wait()
 	}
 	return j.file.Close()
 }

@@ -193,15 +193,19 @@ func TestCompactionKeepsTheLivingAndBoundsTheFile(t *testing.T) {
 		big.ID = id
 		must(t, j, big, Record{Op: OpForgotten, ID: id}, Record{Op: OpActivity, ID: keep})
 	}
-	if j.size > 4<<20 {
-		t.Errorf("the file has %d bytes", j.size)
+	size := func() int64 { j.mu.Lock(); defer j.mu.Unlock(); return j.size }
+	for end := time.Now().Add(10 * time.Second); size() > 4<<20; time.Sleep(time.Millisecond) { // it is compacted beside the appends
+		if time.Now().After(end) {
+			t.Fatalf("the file has %d bytes", size())
+		}
+		must(t, j, Record{Op: OpActivity, ID: keep})
 	}
 	j.Close()
 	_, found := open(t, options(t, dir))
 	if len(found.Entries) != 1 || found.Entries[keep].Running == nil || found.Entries[keep].Activity.IsZero() {
 		t.Errorf("%+v", found)
 	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "*.new-*")); len(left) != 0 {
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.new*")); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
 }
@@ -299,4 +303,87 @@ func BenchmarkCreates(b *testing.B) {
 	})
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "creates/s")
 	b.ReportMetric(float64(j.size)/float64(b.N), "bytes/create")
+}
+
+// Creates go on while a compaction reads what may be a large file, and what they wrote meanwhile is in the new one.
+func TestAppendsGoOnDuringCompaction(t *testing.T) {
+	dir := t.TempDir()
+	j, _ := open(t, options(t, dir))
+	j.slack = 1 << 10
+	began, goOn := make(chan struct{}), make(chan struct{})
+	j.copied = func() { close(began); <-goOn }
+	forgotten := sandbox.NewID(edge)
+	must(t, j, intent(forgotten))
+	for range 200 {
+		must(t, j, Record{Op: OpActivity, ID: forgotten})
+	}
+	<-began
+	j.mu.Lock()
+	j.slack = 1 << 30 // no other one
+	j.mu.Unlock()
+	a, b := sandbox.NewID(edge), sandbox.NewID(edge)
+	must(t, j, intent(a), running(a), Record{Op: OpForgotten, ID: forgotten})
+	close(goOn)
+	must(t, j, intent(b))
+	j.Close()
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.new")); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	_, found := open(t, options(t, dir))
+	if len(found.Entries) != 2 || found.Torn || found.Entries[a].Running == nil || found.Entries[b] == nil {
+		t.Errorf("%+v", found)
+	}
+}
+
+func TestWhatAKilledCompactionLeftIsWrittenOver(t *testing.T) {
+	o := options(t, t.TempDir())
+	if err := os.WriteFile(o.Path+".new", bytes.Repeat([]byte("x"), 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a := sandbox.NewID(edge)
+	for range 2 {
+		j, _ := open(t, o)
+		must(t, j, intent(a))
+		j.Close()
+		if all, err := os.ReadDir(filepath.Dir(o.Path)); err != nil || len(all) != 1 {
+			t.Errorf("%v, %v", all, err)
+		}
+	}
+	if _, found := open(t, o); found.Torn || len(found.Entries) != 1 {
+		t.Errorf("%+v", found)
+	}
+}
+
+// /dev/full stands for a disk without space: the new file cannot be written.
+func TestOpensOnAFullDisk(t *testing.T) {
+	a, b := sandbox.NewID(edge), sandbox.NewID(edge)
+	for _, boot := range []string{"boot-1", "boot-2"} {
+		o := options(t, t.TempDir())
+		j, _ := open(t, o)
+		must(t, j, intent(a), running(a))
+		j.Close()
+		f, err := os.OpenFile(o.Path, os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString("torn"); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if err := os.Symlink("/dev/full", o.Path+".new"); err != nil {
+			t.Fatal(err)
+		}
+		o.BootID = boot
+		j, found := open(t, o)
+		if len(found.Entries) != 1 || found.SameBoot != (boot == "boot-1") {
+			t.Errorf("%s: %+v", boot, found)
+		}
+		must(t, j, intent(b))
+		j.Close()
+		j, found = open(t, o)
+		if found.Torn || !found.SameBoot || found.Entries[b] == nil || (found.Entries[a] != nil) != (boot == "boot-1") {
+			t.Errorf("%s, then: %+v", boot, found)
+		}
+		j.Close()
+	}
 }

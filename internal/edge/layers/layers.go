@@ -72,6 +72,16 @@ type layer struct {
 	idle     *list.Element // in Mounts.idle, or nil
 }
 
+// failed reports whether mounting it has failed.
+func (l *layer) failed() bool {
+	select {
+	case <-l.ready:
+		return l.err != nil
+	default:
+		return false
+	}
+}
+
 // Open adopts the mounts of an earlier run below o.RunDir.
 func Open(ctx context.Context, o Options) (*Mounts, error) {
 	if err := os.MkdirAll(o.RunDir, 0o700); err != nil {
@@ -171,7 +181,7 @@ func (m *Mounts) take(s rootfs.Source) (*layer, error) {
 		return nil, sandbox.Errorf(sandbox.Unavailable, "shutting_down", "the edge is shutting down")
 	}
 	l, ok := m.layers[key]
-	if !ok {
+	if !ok || l.failed() { // what failed for others may be right by now: who waits for it gets its error, who comes later does not
 		l = &layer{key: key, dir: filepath.Join(m.dir, key), ready: make(chan struct{})}
 		m.layers[key] = l
 		m.pending.Go(func() {
@@ -229,12 +239,7 @@ func (m *Mounts) drop(layers ...*layer) {
 // dropLocked takes one use from a layer. One whose mounting failed is forgotten, so that the next caller tries anew.
 func (m *Mounts) dropLocked(l *layer) {
 	l.users--
-	failed := false
-	select {
-	case <-l.ready:
-		failed = l.err != nil
-	default:
-	}
+	failed := l.failed()
 	if failed && m.layers[l.key] == l {
 		delete(m.layers, l.key)
 	}

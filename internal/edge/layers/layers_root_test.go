@@ -394,3 +394,29 @@ func BenchmarkAcquireMounted(b *testing.B) {
 		release(b, m, holder)
 	}
 }
+
+// The layer failed when everybody who had asked for it was gone: whoever asks next is not told of it.
+func TestAFailureIsForThoseWhoWaitedForIt(t *testing.T) {
+	m := open(t, privateDir(t), 4)
+	defer closeMounts(t, m)
+	dir := t.TempDir()
+	s := makeImage(t, dir, "x")
+	if err := os.Rename(s.Data[0].Path, s.Data[0].Path+".away"); err != nil {
+		t.Fatal(err)
+	}
+	l, err := m.take(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-l.ready
+	if err := os.Rename(s.Data[0].Path+".away", s.Data[0].Path); err != nil {
+		t.Fatal(err)
+	}
+	holder := sandbox.NewID(edge)
+	acquire(t, m, holder, s) // while the one that failed has not gone yet
+	m.drop(l)
+	if len(mounted(t, m.dir)) != 1 || m.layers[l.key].users != 1 {
+		t.Errorf("mounts %v, %d users", mounted(t, m.dir), m.layers[l.key].users)
+	}
+	release(t, m, holder)
+}
