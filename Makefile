@@ -58,22 +58,28 @@ lint: venv ## formatting, vet, types, drift of generated code
 	$(GO) vet -tags rootful ./...
 	scripts/check-drift.sh
 	cd sdk/python && ../../$(VENV)/bin/ruff check . && ../../$(VENV)/bin/ruff format --check . && ../../$(VENV)/bin/mypy
+	$(VENV)/bin/ruff check --config test/ruff.toml examples test && $(VENV)/bin/ruff format --config test/ruff.toml --check examples test
+	for part in examples test/conftest.py test/e2e test/hostile; do $(VENV)/bin/mypy --config-file test/mypy.ini $$part || exit 1; done
 
 test: lint test-unit test-root test-e2e ## every tier
+
+# Above the budgets, for slower machines: what passes this hangs. An interrupt, so that platforms end in order and pytest
+# says where it was.
+bound = timeout --foreground --signal=INT --kill-after=3m $(1)
 
 # The unit tier runs without any capability, so that a test which needs one shows.
 test-unit: build venv ## no privileges, with the race detector; 4 min
 	CGO_ENABLED=1 $(GO) run ./test/gotest -race -timeout 4m -exec '$(CURDIR)/scripts/unprivileged.sh' ./...
-	cd sdk/python && ../../$(VENV)/bin/python -m pytest -q
+	cd sdk/python && PYTHONPATH=../../test $(call bound,5m) ../../$(VENV)/bin/python -m pytest -q -p no_skips
 
 test-root: build deps-test ## needs root and this kernel; 8 min
 	$(GO) run ./test/gotest -tags rootful -p 1 -timeout 8m -run "$$(scripts/root-tests.sh names)" $$(scripts/root-tests.sh packages)
 
 test-e2e: build venv ## through the SDK and real daemons; 8 min
-	DSEC_BIN=$(CURDIR)/$(BIN) $(VENV)/bin/python -m pytest -q test/e2e test/hostile -m "not long"
+	DSEC_BIN=$(CURDIR)/$(BIN) $(call bound,20m) $(VENV)/bin/python -m pytest -q test/e2e test/hostile -m "not long"
 
 test-long: build venv ## what does not fit the budgets: soak, churn, all kill points, fuzzing
-	DSEC_BIN=$(CURDIR)/$(BIN) $(VENV)/bin/python -m pytest -q test/e2e test/hostile
+	DSEC_BIN=$(CURDIR)/$(BIN) $(call bound,2h) $(VENV)/bin/python -m pytest -q test/e2e test/hostile
 	$(MAKE) fuzz
 
 FUZZTIME ?= 60s

@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 from platform_under_test import IMAGE, Platform, wait_for
 
-from libdsec import AlreadyExistsError, DSecClient, DSecConfig, DSecError, InvalidArgumentError, State, UnavailableError
+from libdsec import AlreadyExistsError, CommandResult, DSecClient, DSecConfig, DSecError, InvalidArgumentError, Sandbox, State, UnavailableError
 from libdsec.sync import DSecClient as SyncClient
+from libdsec.sync import Sandbox as SyncSandbox
 
 MIB = 1 << 20
 
@@ -83,8 +84,8 @@ async def test_lifetime_ends_also_a_busy_one(platform, args):
         assert (info.state, info.reason.code) == (State.STOPPED, "lifetime")
         assert info.created_at < info.ready_at <= info.ended_at
         assert info.ended_at >= info.expires_at
-        (result,) = await asyncio.gather(command, return_exceptions=True)
-        assert isinstance(result, DSecError) or result.killed
+        result: CommandResult | BaseException = (await asyncio.gather(command, return_exceptions=True))[0]
+        assert isinstance(result, DSecError) or (isinstance(result, CommandResult) and result.killed)
 
 
 @pytest.mark.parametrize("field", ["ttl_running_stop", "lifetime"])
@@ -209,7 +210,7 @@ def test_delete_while_creating(platform):
     for i in range(10):
         thread = threading.Thread(target=create, args=(i,))
         thread.start()
-        wait_for("the create is found by its key", lambda i=i: delete(i))
+        wait_for("the create is found by its key", lambda: delete(i))
         thread.join()
     assert not with_label(platform, "early")
     for status, answer in answers.values():
@@ -339,6 +340,7 @@ def interrupted(platform: Platform, kind: str, label: str, how: int) -> tuple[in
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
+        assert client.stdout is not None
         first = client.stdout.readline()
         if first != "go\n":
             raise AssertionError(first + client.communicate(timeout=30)[0])
@@ -402,6 +404,7 @@ async def test_batch_left_in_the_middle(platform, args, kind):
                 while len(with_label(platform, label)) < 12:
                     await asyncio.sleep(0.05)
             break
+    assert isinstance(first, Sandbox)
     wait_for("all but one are gone", lambda: with_label(platform, label) == [first.id])
     async with platform.client() as client:
         await (await client.get_sandbox(first.id)).stop()
@@ -411,6 +414,7 @@ def test_batch_left_in_the_middle_by_the_synchronous_client(platform, args):
     with SyncClient(platform.url, platform.key()) as client:
         for first in client.run_containers(replace(args, labels={"test": "left-sync"}), 12):
             break
+    assert isinstance(first, SyncSandbox)
     wait_for("all but one are gone", lambda: with_label(platform, "left-sync") == [first.id])
     with SyncClient(platform.url, platform.key()) as client:
         client.get_sandbox(first.id).stop()
@@ -548,11 +552,11 @@ async def test_layers_cover_each_other(platform, args, tmp_path):
         platform.dsec(kind, "create", "covers:1", "--from-tar", tar)
     base = tmp_path / "base.tar"
     base.write_bytes((Path(__file__).parents[2] / "build/base.tar").read_bytes())
-    with tarfile.open(base, "a") as tar:
+    with tarfile.open(base, "a") as archive:
         for name, text in three.items():
             info = tarfile.TarInfo(f"./etc/covered/{name}")
             info.size = len(text)
-            tar.addfile(info, io.BytesIO(text.encode()))
+            archive.addfile(info, io.BytesIO(text.encode()))
     platform.dsec("image", "create", "covered:1", "--from-tar", base)
     changes = {"container_image": "covered:1", "workspace": "covers:1", "toolkits": ["covers:1"]}
     async with platform.client() as client, await client.run_container(replace(args, **changes)) as s:
