@@ -76,12 +76,13 @@ func execute(ctx context.Context, c *console, table []command, args []string) in
 	if errors.Is(err, flag.ErrHelp) {
 		return c.report(ctx, c.print("%s", cmd.helpText(path, f)), false)
 	}
+	unparsed := err != nil
 	if err == nil {
 		err = run(ctx, c, positional)
 	}
 	asJSON := f.on("json")
-	if err != nil && !asJSON { // the flag may stand behind the one that is wrong
-		asJSON = f.Lookup("json") != nil && slices.Contains(rest, "--json")
+	if unparsed && f.commandAfter < 0 { // the flag may stand behind the one that is wrong
+		asJSON = asJSON || f.Lookup("json") != nil && slices.Contains(rest, "--json")
 	}
 	code := c.report(ctx, err, asJSON)
 	if code == exitUsage && !asJSON {
@@ -127,9 +128,47 @@ func overview(c *console, table []command, cmd *command, path string, rest []str
 		}
 		return 0
 	}
-	fmt.Fprintf(c.stderr, "dsec: there is no command `%s %s`; `%s help` lists them\n", path, rest[0], path)
+	if cmd == nil && (rest[0] == "--version" || rest[0] == "-v") {
+		return c.report(context.Background(), c.print("dsec %s\n", version), false)
+	}
+	hint := fmt.Sprintf("`%s help` lists them", path)
+	if ours := dockerHints[strings.TrimPrefix(path+" "+rest[0], "dsec ")]; ours != "" {
+		hint = "use " + ours
+	}
+	c.say("there is no command `%s %s`; %s", path, rest[0], hint)
 	return exitUsage
 }
+
+// dockerHints says what to use instead of a word that Docker's users try.
+var dockerHints = map[string]string{
+	"attach":       "`dsec logs --follow SANDBOX COMMAND`",
+	"build":        hintCreate,
+	"commit":       hintCreate,
+	"container":    "`dsec run`, `dsec ps`, `dsec rm`",
+	"create":       "`dsec run -d IMAGE`",
+	"image build":  hintCreate,
+	"image import": hintCreate,
+	"image list":   "`dsec image ls`",
+	"image load":   hintCreate,
+	"image pull":   hintCreate,
+	"images":       "`dsec image ls`",
+	"import":       hintCreate,
+	"info":         "`dsec doctor`",
+	"list":         "`dsec ps`",
+	"load":         hintCreate,
+	"ls":           "`dsec ps`",
+	"pull":         hintCreate,
+	"restart":      hintRestart,
+	"rmi":          "`dsec image rm NAME`",
+	"start":        hintRestart,
+	"stop":         "`dsec rm SANDBOX`: a sandbox that has stopped cannot be started again",
+	"top":          "`dsec logs --list SANDBOX`",
+}
+
+const (
+	hintCreate  = "`dsec image create NAME --from-tar FILE` or `--from-dir DIR`"
+	hintRestart = "`dsec run`: a sandbox that has stopped cannot be started again"
+)
 
 func overviewText(table []command, path, heading string) string {
 	var b strings.Builder

@@ -103,6 +103,62 @@ func TestRm(t *testing.T) {
 	h.want(h.run("rm", "--all"), "", "", 0)
 }
 
+func TestRmOfAPlatformThatIsAway(t *testing.T) {
+	h := newHarness(t)
+	h.f.server.Close()
+	for _, refs := range [][]string{{"one", "two", "three"}, {string(sandbox.NewID("abcde")), string(sandbox.NewID("abcde"))}, {"--all"}} {
+		got := h.run(append([]string{"rm"}, refs...)...)
+		h.wantError(got, 1, "does not answer")
+		if n := strings.Count(got.stderr, "\n"); n != 1 {
+			t.Errorf("%v: said %d times: %s", refs, n, got.stderr)
+		}
+	}
+}
+
+func TestRmInterrupted(t *testing.T) {
+	for _, args := range [][]string{{"rm", "first"}, {"rm", "--all"}} {
+		h := newHarness(t)
+		listed(h)
+		asked := make(chan struct{}, 8)
+		h.f.setIntercept(func(_ http.ResponseWriter, r *http.Request) bool {
+			io.Copy(io.Discard, r.Body) // else the server does not notice that the client goes
+			asked <- struct{}{}
+			<-r.Context().Done()
+			return true
+		})
+		done := h.start(args...)
+		recv(t, asked)
+		h.interrupt()
+		h.want(recv(t, done), "", "", 130)
+	}
+}
+
+func TestExecDetached(t *testing.T) {
+	h := newHarness(t)
+	id := fixedID("one")
+	h.f.add(func(s *dsecv1.Sandbox) { s.Id = id })
+	got := h.run("exec", "-d", id, "hang")
+	command := strings.TrimSuffix(got.stdout, "\n")
+	if got.code != 0 || command == "" || got.stderr != "" {
+		t.Fatalf("%+v", got)
+	}
+	h.want(h.run("kill", id, command), command+"\n", "", 0)
+	h.wantError(h.run("exec", "-d", "-i", id, "hang"), exitUsage, "contradicts")
+	h.wantError(h.run("exec", "-d", id, "nonesuch"), 127, "nonesuch")
+}
+
+func TestShortRef(t *testing.T) {
+	digest := "@sha256:" + strings.Repeat("ab", 32)
+	for ref, want := range map[string]string{
+		"debian": "debian", "debian:12": "debian:12", "debian:12" + digest: "debian:12", "debian" + digest: "debian@abababababab",
+		"team/debian:12" + digest: "team/debian:12",
+	} {
+		if got := shortRef(ref); got != want {
+			t.Errorf("%s: %s, want %s", ref, got, want)
+		}
+	}
+}
+
 func (h *harness) add3() {
 	for range 3 {
 		h.f.add(nil)

@@ -331,7 +331,7 @@ func (k environmentKind) removeAll(ctx context.Context, c *console, cl *client, 
 	for _, name := range names {
 		_, err := invoke(ctx, cl, cl.environments.RemoveEnvironment, &dsecv1.RemoveEnvironmentRequest{Kind: k.kind, Name: name})
 		if err != nil {
-			if ctx.Err() != nil {
+			if concernsAll(ctx, err) {
 				return err
 			}
 			c.sayError(err, asJSON)

@@ -1,6 +1,11 @@
 package main
 
-import "context"
+import (
+	"context"
+
+	dsecv1 "dsec/api/dsec/v1"
+	"dsec/sandbox"
+)
 
 var execCommand = command{
 	name: "exec", group: groupSandboxes, args: "SANDBOX COMMAND ARG...",
@@ -10,7 +15,8 @@ see ` + "`dsec run --help`" + `. Ctrl-C kills the command and all that it starte
 
   dsec exec s4k2 ls -l /
   dsec exec -i -u nobody -w /tmp s4k2 sh < script.sh
-  dsec exec --timeout 30s --shell 'cd /src && make test' s4k2`,
+  dsec exec --timeout 30s --shell 'cd /src && make test' s4k2
+  dsec logs -f s4k2 $(dsec exec -d s4k2 make test)`,
 	setup: setupExec,
 }
 
@@ -19,12 +25,14 @@ func setupExec(f *flagSet) action {
 	var o specFlags
 	contextName := contextFlag(f)
 	o.registerCommand(f)
+	detach := f.Bool("detach", false, "start the command, print its id and leave it")
+	f.letter("d", "detach")
 	return func(ctx context.Context, c *console, args []string) error {
-		return asPlatformFailure(ctx, runExec(ctx, c, f, &o, *contextName, args))
+		return asPlatformFailure(ctx, runExec(ctx, c, f, &o, *contextName, *detach, args))
 	}
 }
 
-func runExec(ctx context.Context, c *console, f *flagSet, o *specFlags, contextName string, args []string) error {
+func runExec(ctx context.Context, c *console, f *flagSet, o *specFlags, contextName string, detach bool, args []string) error {
 	if err := wantArgs(args, 1, -1, "the sandbox"); err != nil {
 		return err
 	}
@@ -32,8 +40,11 @@ func runExec(ctx context.Context, c *console, f *flagSet, o *specFlags, contextN
 	if err != nil {
 		return err
 	}
-	if cmd == nil {
+	switch {
+	case cmd == nil:
 		return usagef("the command is missing")
+	case detach && o.interactive:
+		return usagef("-i contradicts --detach: nobody stays to pass the input")
 	}
 	if cmd.Env, err = environment(o.env, c.getenv); err != nil {
 		return err
@@ -47,6 +58,9 @@ func runExec(ctx context.Context, c *console, f *flagSet, o *specFlags, contextN
 	if err != nil {
 		return err
 	}
+	if detach {
+		return startDetached(ctx, c, cl, id, cmd, o.asJSON)
+	}
 	a := &attachment{console: c, cl: cl, sandboxID: id, commandID: newKey(), command: cmd, capture: o.asJSON}
 	result, err := a.run(ctx)
 	if err != nil {
@@ -59,4 +73,20 @@ func runExec(ctx context.Context, c *console, f *flagSet, o *specFlags, contextN
 		}
 	}
 	return outcome
+}
+
+// startDetached starts a command and prints its id.
+func startDetached(ctx context.Context, c *console, cl *client, sandboxID string, cmd *dsecv1.Command, asJSON bool) error {
+	a := &attachment{console: c, cl: cl, sandboxID: sandboxID, commandID: newKey(), command: cmd}
+	res, err := invoke(ctx, cl, cl.sandboxes.Exec, &dsecv1.ExecRequest{SandboxId: sandboxID, CommandId: a.commandID, Command: cmd, InlineLimit: 1})
+	switch {
+	case err != nil && (ctx.Err() != nil || sandbox.ClassOf(err) == sandbox.Unavailable): // it may have been started
+		a.kill(false)
+		return err
+	case err != nil:
+		return asStartFailure(err)
+	case asJSON:
+		return c.printJSON(res.GetResult())
+	}
+	return c.print("%s\n", res.GetResult().GetCommandId())
 }

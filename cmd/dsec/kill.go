@@ -54,7 +54,7 @@ func killAll(ctx context.Context, c *console, cl *client, sandboxID string, comm
 	for _, command := range commands {
 		_, err := invoke(ctx, cl, cl.sandboxes.KillCommand, &dsecv1.KillCommandRequest{SandboxId: sandboxID, CommandId: command, Signal: signal})
 		if err != nil {
-			if ctx.Err() != nil {
+			if concernsAll(ctx, err) {
 				return err
 			}
 			c.sayError(err, asJSON)

@@ -79,6 +79,17 @@ func TestUsageErrorIsJSONOnly(t *testing.T) {
 	}
 }
 
+func TestJSONOfTheCommandIsNotOurs(t *testing.T) {
+	h := newHarness(t)
+	got := h.run("run", "debian", "nonesuch", "--json")
+	if got.code != exitNotFound || !strings.HasPrefix(got.stderr, "dsec: ") {
+		t.Fatalf("%+v", got)
+	}
+	if got := h.run("run", "--nonesuch", "debian", "true", "--json"); got.code != exitUsage || !strings.HasPrefix(got.stderr, "dsec: ") {
+		t.Fatalf("%+v", got)
+	}
+}
+
 func TestOverview(t *testing.T) {
 	h := bareHarness(t)
 	for _, args := range [][]string{{"help"}, {"--help"}, {"-h"}} {
@@ -90,7 +101,14 @@ func TestOverview(t *testing.T) {
 	h.wantError(h.run(), exitUsage, "Usage: dsec COMMAND", "run")
 	h.wantError(h.run("nonesuch"), exitUsage, "no command `dsec nonesuch`")
 	h.wantError(h.run("image"), exitUsage, "Usage: dsec image COMMAND", "create")
-	h.wantError(h.run("image", "pull"), exitUsage, "no command `dsec image pull`")
+	h.wantError(h.run("image", "pull"), exitUsage, "no command `dsec image pull`", "dsec image create")
+	h.wantError(h.run("image", "nonesuch"), exitUsage, "`dsec image help` lists them")
+	for word, hint := range map[string]string{"images": "`dsec image ls`", "stop": "`dsec rm SANDBOX`", "rmi": "`dsec image rm", "pull": "--from-tar"} {
+		h.wantError(h.run(word), exitUsage, "no command `dsec "+word+"`", hint)
+	}
+	for _, flag := range []string{"--version", "-v"} {
+		h.want(h.run(flag), "dsec "+version+"\n", "", 0)
+	}
 	if got := h.run("image", "--help"); got.code != 0 || !strings.Contains(got.stdout, "inspect") {
 		t.Errorf("%+v", got)
 	}

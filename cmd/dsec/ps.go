@@ -103,11 +103,14 @@ func shortID(id string) string {
 	return id[:min(len(id), shortLen)]
 }
 
-// shortRef shortens the digest of a pinned name.
+// shortRef leaves out the digest of a name with a tag, and shortens that of a name without.
 func shortRef(ref string) string {
 	name, digest, pinned := strings.Cut(ref, "@sha256:")
-	if !pinned {
+	switch {
+	case !pinned:
 		return ref
+	case strings.Contains(name[strings.LastIndexByte(name, '/')+1:], ":"):
+		return name
 	}
 	return name + "@" + digest[:min(len(digest), shortLen)]
 }

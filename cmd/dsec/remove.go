@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/sandbox"
 )
 
 var rmCommand = command{
@@ -55,7 +56,10 @@ func (o *rmOptions) run(ctx context.Context, c *console, args []string) error {
 	if err != nil {
 		return err
 	}
-	ids, failed := o.targets(ctx, c, cl, args, labels)
+	ids, failed, err := o.targets(ctx, c, cl, args, labels)
+	if err != nil {
+		return err
+	}
 	var mu sync.Mutex
 	g := new(errgroup.Group)
 	g.SetLimit(parallel)
@@ -65,7 +69,7 @@ func (o *rmOptions) run(ctx context.Context, c *console, args []string) error {
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
-			case err != nil && ctx.Err() == nil:
+			case err != nil && !concernsAll(ctx, err):
 				c.sayError(err, o.asJSON)
 				failed = true
 				return nil
@@ -84,22 +88,30 @@ func (o *rmOptions) run(ctx context.Context, c *console, args []string) error {
 	return err
 }
 
+// concernsAll reports whether err is not about the one thing that was asked for: nothing else will go better.
+func concernsAll(ctx context.Context, err error) bool {
+	switch sandbox.ReasonOf(err) {
+	case "platform_unreachable", "platform_unavailable", "not_a_platform":
+		return true
+	}
+	return ctx.Err() != nil || sandbox.ClassOf(err) == sandbox.Unauthenticated
+}
+
 // targets are the ids to remove. What cannot be found is said.
-func (o *rmOptions) targets(ctx context.Context, c *console, cl *client, args []string, labels map[string]string) (ids []string, failed bool) {
+func (o *rmOptions) targets(ctx context.Context, c *console, cl *client, args []string, labels map[string]string) (ids []string, failed bool, err error) {
 	if len(args) == 0 {
 		all, err := cl.list(ctx, labels, nil)
-		if err != nil {
-			c.sayError(err, o.asJSON)
-			return nil, true
-		}
 		for _, s := range all {
 			ids = append(ids, s.GetId())
 		}
-		return ids, false
+		return ids, false, err
 	}
 	for _, ref := range args {
 		id, err := cl.resolve(ctx, ref)
-		if err != nil {
+		switch {
+		case err != nil && concernsAll(ctx, err):
+			return nil, false, err
+		case err != nil:
 			c.sayError(err, o.asJSON)
 			failed = true
 			continue
@@ -108,5 +120,5 @@ func (o *rmOptions) targets(ctx context.Context, c *console, cl *client, args []
 			ids = append(ids, id)
 		}
 	}
-	return ids, failed
+	return ids, failed, nil
 }

@@ -17,7 +17,7 @@ var runCommand = command{
 	details: `The sandbox is removed when the command ends, unless --keep or --detach is given. The exit code is the command's; 124 if
 its --timeout passed, 125 if the platform failed, 126 or 127 if the command is not executable or not found.
 Ctrl-C kills the command, removes the sandbox and exits with 130; a second one does not wait for that.
-Without a command the sandbox is created and its id printed.
+An image has no command of its own: without one, -d or --keep creates a sandbox and prints its id.
 
 Flags go before the command: what follows its first word belongs to it.
 
@@ -65,6 +65,10 @@ func (o *runOptions) run(ctx context.Context, c *console, args []string) error {
 		return usagef("-i contradicts --detach: nobody stays to pass the input")
 	case cmd == nil && o.interactive:
 		return usagef("-i needs a command")
+	case cmd == nil && !o.detach && !o.keep:
+		return usagef("the command is missing: images have none of their own; give one, or -d to create a sandbox and print its id")
+	case cmd == nil && o.timeout > 0:
+		return usagef("--timeout is the command's, and there is none; a sandbox ends by its --ttl or --lifetime")
 	}
 	spec, err := o.spec(args[0], c.getenv)
 	if err != nil {

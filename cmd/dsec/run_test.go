@@ -55,7 +55,7 @@ func TestRunFlagsBecomeTheSpec(t *testing.T) {
 
 func TestRunWithoutCommandPrintsID(t *testing.T) {
 	h := newHarness(t)
-	for _, args := range [][]string{{"run", "debian"}, {"run", "-d", "debian"}, {"run", "-d", "debian", "hang"}} {
+	for _, args := range [][]string{{"run", "--keep", "debian"}, {"run", "-d", "debian"}, {"run", "-d", "debian", "hang"}} {
 		got := h.run(args...)
 		if id, err := sandbox.ParseID(strings.TrimSuffix(got.stdout, "\n")); err != nil || got.code != 0 || h.f.sandboxes[string(id)] == nil {
 			t.Fatalf("%v: %+v, %v", args, got, err)
@@ -64,6 +64,25 @@ func TestRunWithoutCommandPrintsID(t *testing.T) {
 	if n := h.f.live(); n != 3 {
 		t.Fatalf("%d sandboxes live, want 3", n)
 	}
+}
+
+func TestRunNeedsACommand(t *testing.T) {
+	h := newHarness(t)
+	h.wantError(h.run("run", "debian"), exitUsage, "the command is missing", "-d")
+	h.wantError(h.run("run", "--rm", "debian"), exitUsage, "the command is missing")
+	h.wantError(h.run("run", "-d", "--timeout", "5s", "debian"), exitUsage, "--timeout", "--ttl")
+	if n := h.f.live(); n != 0 {
+		t.Fatalf("%d sandboxes were made", n)
+	}
+}
+
+func TestNetworkNone(t *testing.T) {
+	h := newHarness(t)
+	h.want(h.run("run", "--network", "none", "debian", "true"), "", "", 0)
+	if rules := h.f.creates[0].NetworkRules; len(rules) != 0 {
+		t.Fatalf("%v", rules)
+	}
+	h.wantError(h.run("run", "--network", "none", "--network", "pypi=true", "debian", "true"), exitUsage, "contradicts")
 }
 
 func TestRunKeep(t *testing.T) {
@@ -96,6 +115,29 @@ func TestRunStdinThatNobodyWants(t *testing.T) {
 	h.want(recv(t, h.start("run", "-i", "debian", "true")), "", "", 0)
 	h.stdin = io.LimitReader(neverEnding('x'), 4*stdinChunk)
 	h.want(recv(t, h.start("run", "-i", "debian", "echo", "done")), "done\n", "", 0)
+}
+
+// Only a command that wants no more input ends the feed in silence.
+func TestRefusedInputIsSaid(t *testing.T) {
+	h := newHarness(t)
+	for reason, silent := range map[string]bool{
+		"stdin_broken": true, "stdin_closed": true, "sandbox_ended": true, "sandbox_not_found": true,
+		"stdin_gap": false, "no_stdin": false, "command_not_found": false,
+	} {
+		err := sandbox.Errorf(sandbox.FailedPrecondition, reason, "the input is refused")
+		if refusesInput(err) != silent {
+			t.Errorf("%s: taken as the end of the command: %v", reason, !silent)
+		}
+	}
+	h.f.setIntercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPut {
+			return false
+		}
+		byteError(w, http.StatusConflict, sandbox.Errorf(sandbox.FailedPrecondition, "stdin_gap", "there is a gap in the input"))
+		return true
+	})
+	h.stdin = strings.NewReader("some")
+	h.wantError(recv(t, h.start("run", "-i", "debian", "cat")), 125, "a gap in the input")
 }
 
 type neverEnding byte
@@ -145,9 +187,9 @@ func TestRunUsage(t *testing.T) {
 		{[]string{"run", "-di", "debian", "cat"}, "-i contradicts"},
 		{[]string{"run", "-i", "debian"}, "needs a command"},
 		{[]string{"run", "--shell", "x", "debian", "true"}, "--shell"},
-		{[]string{"run", "-e", "=x", "debian"}, "KEY=VALUE"},
-		{[]string{"run", "--network", "pypi=perhaps", "debian"}, "true or false"},
-		{[]string{"run", "-l", "job", "debian"}, "KEY=VALUE"},
+		{[]string{"run", "-e", "=x", "debian", "true"}, "KEY=VALUE"},
+		{[]string{"run", "--network", "pypi=perhaps", "debian", "true"}, "true or false"},
+		{[]string{"run", "-l", "job", "debian", "true"}, "KEY=VALUE"},
 	} {
 		got := h.run(c.args...)
 		h.wantError(got, exitUsage, "dsec: ", c.says, "Usage: dsec run [flags] IMAGE [COMMAND ARG...]\n")

@@ -31,7 +31,7 @@ func (o *specFlags) registerSpec(f *flagSet) {
 	f.letter("l", "label")
 	f.StringVar(&o.workspace, "workspace", "", "workspace `NAME[:TAG]` above the image")
 	f.Var(&o.toolkits, "toolkit", "toolkit `NAME[:TAG]` above image and workspace; may be repeated, later ones on top")
-	f.Var(&o.network, "network", "`SERVICE=true|false`: whether the sandbox may reach a service; may be repeated")
+	f.Var(&o.network, "network", "`SERVICE=true|false`: whether the sandbox may reach a service; may be repeated. none: as it is without")
 	f.StringVar(&o.name, "name", "", "`NAME` for people")
 	f.StringVar(&o.hostname, "hostname", "", "host `NAME` inside, instead of the sandbox's id")
 	f.Var(&o.memory, "memory", "memory limit, a `SIZE` like 512m (default 2g)")

@@ -101,11 +101,12 @@ func (a *attachment) sendStdin(ctx context.Context, offset int64, data []byte, c
 	return err
 }
 
-// refusesInput reports whether the command has ended or closed its input: its result says so.
+// refusesInput reports whether the command has ended or closed its input: its result says so. Anything else that is refused,
+// like a gap in the input, would be lost in silence.
 func refusesInput(err error) bool {
-	if err == nil {
-		return false
+	switch sandbox.ReasonOf(err) {
+	case "stdin_broken", "stdin_closed", "sandbox_ended", "sandbox_not_found":
+		return true
 	}
-	c := sandbox.ClassOf(err)
-	return c == sandbox.FailedPrecondition || c == sandbox.NotFound
+	return false
 }

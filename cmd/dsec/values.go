@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -122,8 +123,14 @@ func environment(l list, getenv func(string) string) (map[string]string, error) 
 	return pairs(full, "environment variable")
 }
 
-// services parses --network SERVICE=true|false.
+// services parses --network SERVICE=true|false, or docker's none: a sandbox reaches nothing that no rule allows.
 func services(l list) (map[string]bool, error) {
+	if slices.Contains(l, "none") {
+		if len(l) > 1 {
+			return nil, usagef("--network none contradicts the other --network flags")
+		}
+		return nil, nil
+	}
 	text, err := pairs(l, "network rule")
 	if err != nil || text == nil {
 		return nil, err

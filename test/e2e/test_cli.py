@@ -164,6 +164,16 @@ def test_session(platform: Platform, tmp_path: Path) -> None:
         platform.dsec("rm", sandbox, check=False)
 
 
+def test_detached_command(platform: Platform, detached: str) -> None:
+    command = platform.dsec("exec", "-d", detached, "sh", "-c", "echo late; exit 3").stdout.strip()
+    assert platform.dsec("logs", "-f", detached, command).stdout == "late\n"
+
+
+def test_no_network(platform: Platform) -> None:
+    done = platform.dsec("run", "--rm", "--network", "none", IMAGE, "sh", "-c", "cd /sys/class/net && echo *")
+    assert done.stdout == "lo\n"
+
+
 def test_rm_all_of_a_label(platform: Platform) -> None:
     made = {platform.dsec("run", "-d", "-m", "64m", "-l", "test=many", IMAGE).stdout.strip() for _ in range(3)}
     assert set(platform.dsec("rm", "-l", "test=many").stdout.split()) == made
@@ -258,13 +268,27 @@ def test_doctor_and_version(platform: Platform) -> None:
     version = json.loads(platform.dsec("version", "--json").stdout)
     assert version["client"]["version"] and version["server"], version
     assert version["client"]["version"] in platform.dsec("version").stdout
+    assert platform.dsec("--version").stdout == f"dsec {version['client']['version']}\n"
+
+
+@pytest.mark.parametrize(("word", "hint"), [("images", "dsec image ls"), ("stop", "dsec rm"), ("pull", "dsec image create")])
+def test_words_of_docker_have_a_hint(platform: Platform, word: str, hint: str) -> None:
+    done = platform.dsec(word, check=False)
+    assert (done.returncode, done.stdout) == (2, "") and hint in done.stderr, done
+
+
+def test_rm_says_once_that_no_platform_answers(platform: Platform) -> None:
+    env = {**platform.env, "DSEC_URL": "http://127.0.0.1:9", "DSEC_API_KEY": platform.key()}
+    done = subprocess.run([BIN / "dsec", "rm", "a", "b"], check=False, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done
 
 
 @pytest.mark.parametrize(
     "args",
     [
         ("no-such-command",), ("run",), ("run", "--no-such-flag", IMAGE), ("run", "-m", "much", IMAGE), ("run", "--timeout", "-1s", IMAGE, "true"),
-        ("run", "-t", IMAGE), ("run", "--rm", "-d", IMAGE), ("run", "-i", IMAGE), ("exec",), ("exec", "s"), ("rm",), ("cp", "a", "b"), ("inspect",),
+        ("run", "-t", IMAGE), ("run", "--rm", "-d", IMAGE), ("run", "-i", IMAGE), ("run", IMAGE), ("run", "--rm", IMAGE),
+        ("run", "-d", "--timeout", "1s", IMAGE), ("exec",), ("exec", "s"), ("rm",), ("cp", "a", "b"), ("inspect",),
         ("image", "create", "x:1"), ("image", "create"), ("image", "no-such"), ("kill",), ("logs",), ("ps", "extra"),
     ],
 )  # fmt: skip
