@@ -20,6 +20,9 @@ import (
 
 const childEnv = "DSEC_TEST_AETHER"
 
+// atExit is what tests made once for all.
+var atExit []func()
+
 // TestMain turns the test binary into an aether of its own process, for benchmarks.
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
@@ -29,7 +32,11 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	for _, f := range atExit {
+		f()
+	}
+	os.Exit(code)
 }
 
 func beAether() error {

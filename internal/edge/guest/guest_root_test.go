@@ -46,11 +46,13 @@ type jail struct {
 	stderr *os.File // of aether
 }
 
+// buildAether makes it once, for all tests: TestMain removes it.
 var buildAether = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "aether")
 	if err != nil {
 		return "", err
 	}
+	atExit = append(atExit, func() { os.RemoveAll(dir) })
 	bin := filepath.Join(dir, "aether")
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", bin, "dsec/cmd/aether")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
