@@ -36,6 +36,13 @@ func DiskSpace(path string) (total, free int64, err error) {
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil
 }
 
+// IsReadOnlyFS reports whether nothing can be written to the file system that holds path: it was mounted so, or it has become
+// so, as btrfs does when a write of its own metadata fails.
+func IsReadOnlyFS(path string) (bool, error) {
+	st, err := statfs(path)
+	return st.Flags&unix.ST_RDONLY != 0, err
+}
+
 func statfs(path string) (unix.Statfs_t, error) {
 	var st unix.Statfs_t
 	err := retryEINTR(func() error { return unix.Statfs(path, &st) })

@@ -14,8 +14,12 @@
 //     reservations count at once.
 //   - Files are not shifted: what root inside writes belongs to uid 0 here, set-user-id bits included. So the mount is nosuid
 //     and nodev, and its root can be entered by root alone.
-//   - Quotas may add up to more than the pool. Free is what the edge's admission looks at: the least of what the pool and
-//     the disk under it still have.
+//   - Quotas may add up to more than the pool, and the pool's file to more than the disk. Free is what the edge's admission
+//     looks at: the least of what the pool and the disk under it still have, less a reserve of the disk, since the disk holds
+//     output, layers and the journal too.
+//   - When a write of the pool to the disk below it fails, because that is full after all, btrfs makes itself read-only for good.
+//     Then nothing can be made in the pool, and nothing need be removed from it: it goes as a whole, with Close or the next
+//     Open. Until then admission is told that nothing is free.
 package upper
 
 import (
@@ -43,6 +47,7 @@ import (
 const Kind = "btrfs-squota"
 
 const (
+	maxReserve  = 8 << 30
 	minPool     = 256 << 20 // bytes; mkfs.btrfs wants 109 MiB
 	maxShare    = 0.8       // of the free disk that a pool may take
 	sectorSize  = 4096
@@ -75,6 +80,7 @@ type Pool struct {
 	mu       sync.Mutex
 	subvols  map[sandbox.ID]uint64
 	removals int
+	lost     bool // it was found read-only
 }
 
 // Open finds the pool of an earlier run that is still mounted, or makes a new one. An Unsupported error says what the host lacks.
@@ -97,6 +103,13 @@ func Open(ctx context.Context, o Options) (*Pool, error) {
 	switch m, mounted := mountinfo.At(mounts, p.dir); {
 	case mounted && m.Type != "btrfs":
 		return nil, sandbox.Errorf(sandbox.FailedPrecondition, "uppers_taken", "a %s file system is mounted at %s; unmount it", m.Type, p.dir)
+	case mounted && p.readOnly():
+		// Sandboxes that still run on it have mounts of their own.
+		if err := linux.UnmountPath(p.dir, true); err != nil {
+			return nil, err
+		}
+		p.lost, mounted = false, false
+		fallthrough
 	case !mounted:
 		if err := p.makePool(ctx, o.Bytes); err != nil {
 			return nil, err
@@ -219,6 +232,22 @@ func (p *Pool) abandon() error {
 	return os.Remove(p.file)
 }
 
+// readOnly reports whether the pool is lost, and says so once.
+func (p *Pool) readOnly() bool {
+	lost, err := linux.IsReadOnlyFS(p.dir)
+	if err != nil || !lost {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.lost {
+		p.lost = true
+		p.log.Error("the pool of writable directories has become read-only, as it does when the disk below it is full or fails; "+
+			"free disk space and start the node's agent again: it makes a new pool", "file", p.file)
+	}
+	return true
+}
+
 func (p *Pool) path(id sandbox.ID) string { return filepath.Join(p.dir, string(id)) }
 
 // Create makes the directory of id, limited to that many bytes. One that an earlier attempt left is removed first.
@@ -239,6 +268,10 @@ func (p *Pool) Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs.U
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), sandbox.StoppingDeadline)
 		defer cancel()
 		err = errors.Join(err, p.Remove(undo, id))
+		if p.readOnly() {
+			return rootfs.Upper{}, sandbox.Errorf(sandbox.ResourceExhausted, "node_disk_lost",
+				"this node's disk for sandboxes has become read-only (the disk below it was full); free space and restart the platform, or try another node").WithCause(err)
+		}
 		if linux.IsQuotaFull(err) {
 			return rootfs.Upper{}, sandbox.Errorf(sandbox.ResourceExhausted, "node_disk_full",
 				"this node has no disk space left for another sandbox; try again when others have ended").WithCause(err)
@@ -291,12 +324,13 @@ func (p *Pool) subvolOf(id sandbox.ID) (uint64, error) {
 }
 
 // Remove removes the directory of id with all that is in it. It does not wait for the disk: the kernel frees the space in the
-// background, and with it the quota group. Without a directory it does nothing.
+// background, and with it the quota group. Without a directory it does nothing; one in a lost pool goes with the pool.
 func (p *Pool) Remove(ctx context.Context, id sandbox.ID) error {
 	if _, err := sandbox.ParseID(string(id)); err != nil {
 		return err
 	}
-	if err := linux.BtrfsSubvolDestroy(p.root, string(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := linux.BtrfsSubvolDestroy(p.root, string(id))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !p.readOnly() {
 		return fmt.Errorf("remove the writable directory of %s: %w", id, err)
 	}
 	p.mu.Lock()
@@ -304,7 +338,7 @@ func (p *Pool) Remove(ctx context.Context, id sandbox.ID) error {
 	p.removals++
 	reap := p.removals%reapEvery == 0
 	p.mu.Unlock()
-	if reap {
+	if reap && err == nil {
 		p.reapQgroups()
 	}
 	return nil
@@ -341,12 +375,19 @@ func (p *Pool) Free() (free, total int64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	_, disk, err := linux.DiskSpace(filepath.Dir(p.file))
+	size, disk, err := linux.DiskSpace(filepath.Dir(p.file))
 	if err != nil {
 		return 0, 0, err
 	}
-	return min(free, disk), total, nil
+	if p.readOnly() {
+		return 0, total, nil
+	}
+	return max(0, min(free, disk-diskReserve(size))), total, nil
 }
+
+// diskReserve is what stays free of the disk below the pool: a fiftieth of it, and not more than can be written while a
+// full node is being noticed.
+func diskReserve(size int64) int64 { return min(size/50, maxReserve) }
 
 // Sweep removes the directories of every id that is not in keep and returns these ids.
 func (p *Pool) Sweep(ctx context.Context, keep map[sandbox.ID]bool) ([]sandbox.ID, error) {
@@ -435,7 +476,7 @@ func (p *Pool) Detach() error { return p.root.Close() }
 // back when they end.
 func (p *Pool) Close(ctx context.Context) error {
 	if _, err := p.Sweep(ctx, nil); err != nil {
-		return err
+		p.log.Warn("directories are left in the pool of uppers, which is removed with them", "error", err)
 	}
 	if err := p.Detach(); err != nil {
 		return err
