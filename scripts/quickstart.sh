@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export DSEC_BIN=${DSEC_BIN:-$PWD/bin}
+unset DSEC_URL DSEC_API_KEY DSEC_CONTEXT # all below is about the platform of this machine
 if [ "$(id -u)" != 0 ]; then
   command -v sudo >/dev/null || { echo "dsec: sandboxes need root on this host; run make quickstart as root" >&2; exit 1; }
   exec sudo -E "$0" "$@"

@@ -174,7 +174,7 @@ func (a *api) execs(ctx context.Context) error {
 		return r, one.with(ctx, func(ids []string) error {
 			r, err = a.metered(func() (samples, int, error) {
 				done, err := sustain(ctx, clients, a.p.s.roundTime(), func(ctx context.Context, w int) error { return one.exec(ctx, ids[w]) })
-				return samples{done.PerSecond}, done.Done, err
+				return samples{done.PerSecond}, done.Ran, err
 			})
 			return err
 		})
@@ -226,7 +226,7 @@ func (a *api) cycles(ctx context.Context) error {
 	c, err := a.rounds(func(one side) (round, error) {
 		return a.metered(func() (samples, int, error) {
 			done, err := sustain(ctx, clients, a.p.s.roundTime(), func(ctx context.Context, _ int) error { return one.cycle(ctx, left) })
-			return samples{done.PerSecond}, done.Done, err
+			return samples{done.PerSecond}, done.Ran, err
 		})
 	})
 	if err = errors.Join(err, left.destroy(context.WithoutCancel(ctx))); err != nil {

@@ -63,16 +63,10 @@ func oneByOne(ctx context.Context, n int, f func(ctx context.Context) error) (sa
 	return out, nil
 }
 
-// Of starting programs on the host itself.
-const (
-	bareWorkers = 8
-	bareTime    = time.Second
-)
-
 // A rate is what a load reached.
 type rate struct {
 	PerSecond float64
-	Done      int
+	Ran       int     // with those under way at the end: all that took CPU time
 	Latency   samples // ms
 }
 
@@ -85,15 +79,18 @@ func sustain(ctx context.Context, workers int, d time.Duration, f func(ctx conte
 	end := begin.Add(d)
 	var mu sync.Mutex
 	var all samples
+	ran := 0
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
 			var own samples
+			calls := 0
 			for ctx.Err() == nil {
 				start := time.Now()
 				if !start.Before(end) {
 					break
 				}
+				calls++
 				if err := f(ctx, w); err != nil {
 					cancel(err)
 					return
@@ -104,7 +101,7 @@ func sustain(ctx context.Context, workers int, d time.Duration, f func(ctx conte
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			all = append(all, own...)
+			all, ran = append(all, own...), ran+calls
 		})
 	}
 	wg.Wait()
@@ -114,5 +111,5 @@ func sustain(ctx context.Context, workers int, d time.Duration, f func(ctx conte
 	if len(all) == 0 {
 		return rate{}, errors.New("nothing ended in the time of a round")
 	}
-	return rate{PerSecond: float64(len(all)) / d.Seconds(), Done: len(all), Latency: all}, nil
+	return rate{PerSecond: float64(len(all)) / d.Seconds(), Ran: ran, Latency: all}, nil
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"connectrpc.com/connect"
@@ -47,7 +49,7 @@ func (s *session) startPlatform(ctx context.Context) (*platform, error) {
 	runDir := filepath.Join(s.runDir, "r")
 	cmd := exec.Command(filepath.Join(s.bin, "dsec"), "up", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(s.dir, "data"),
 		"--run-dir", runDir, "--pool-size", "8g", "--log-level", "warn", "--ready-fd", "3")
-	cmd.Env = append(os.Environ(), config.EnvPath+"="+p.config)
+	cmd.Env = p.env()
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{told}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is ours to handle
 	err = cmd.Start()
@@ -73,6 +75,15 @@ func (s *session) startPlatform(ctx context.Context) (*platform, error) {
 		return nil, err
 	}
 	return p, p.makeImage(ctx)
+}
+
+// env is the environment of what shall use this platform, and no other that the caller may have chosen.
+func (p *platform) env() []string {
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool {
+		name, _, _ := strings.Cut(s, "=")
+		return slices.Contains([]string{config.EnvPath, config.EnvURL, config.EnvAPIKey, config.EnvContext}, name)
+	})
+	return append(env, config.EnvPath+"="+p.config)
 }
 
 func (p *platform) connect() error {
@@ -106,7 +117,7 @@ var baseTar = filepath.Join("build", "base.tar")
 
 func (p *platform) makeImage(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "scripts/demo-envs.sh")
-	cmd.Env = append(os.Environ(), config.EnvPath+"="+p.config, "DSEC_BIN="+p.s.bin)
+	cmd.Env = append(p.env(), "DSEC_BIN="+p.s.bin)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("making the image: %w\n%s", err, bytes.TrimSpace(out))
 	}

@@ -7,12 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-
-	"dsec/internal/config"
 )
 
 // pythonBoxes is how many sandboxes one Python process has.
@@ -22,7 +21,7 @@ const pythonBoxes = 100
 type pythonRound struct {
 	Begin     string
 	Program   string
-	Execs     int
+	Execs     int     // with those under way at its end
 	PerSecond float64 `json:"per_second"`
 	CPU       float64 `json:"cpu_us"`
 	P50       float64 `json:"p50_ms"`
@@ -31,7 +30,8 @@ type pythonRound struct {
 
 // benchPython measures one process with libdsec and many sandboxes. A program of glibc takes 0.5 ms of CPU only to start
 // where the processor is virtual, since each CPUID instruction traps; so a static program that does nothing is measured as
-// well, by which the platform's own share shows. The baseline is the same program started by fork and exec on this host, one by one on all CPUs.
+// well, by which the platform's own share shows. The baseline is the same program started by fork and exec on this host by as
+// many workers, in turn with the rounds of ours.
 func benchPython(ctx context.Context, s *session, r *report) error {
 	p, err := s.startPlatform(ctx)
 	if err != nil {
@@ -41,76 +41,94 @@ func benchPython(ctx context.Context, s *session, r *report) error {
 	if err != nil {
 		return err
 	}
-	rounds, parts, err := p.pythonRounds(ctx, static)
+	found, err := p.pythonRounds(ctx, static)
 	if err != nil {
 		return err
 	}
-	for _, c := range []struct{ name, program, host, target string }{
-		{"execs", "/bin/true", "/bin/true", ">= 2000/s"}, {"execs_static", "/opt/uploaded", static, ""},
-	} {
+	for _, c := range []struct{ name, program, target string }{{"execs", "/bin/true", ">= 2000/s"}, {"execs_static", uploaded, ""}} {
 		var rates, cpu, p50 samples
-		for _, round := range rounds {
+		for _, round := range found.rounds {
 			if round.Program == c.program {
 				rates, cpu, p50 = append(rates, round.PerSecond), append(cpu, round.CPU), append(p50, round.P50)
 			}
 		}
-		bare, err := bareRate(ctx, s.rounds, c.host)
-		if err != nil {
-			return err
-		}
-		parts[c.program]["client"] = cpu.median() / 1e3
+		bare, parts := found.bare[c.program], found.parts[c.program]
+		parts[cpuClient] = cpu.median() / 1e3
 		r.add(figure{Name: c.name, Value: rates.median(), Unit: "1/s", Against: "fork and exec on the host", Baseline: bare.median(), Others: bare.spread(),
-			Samples: len(rates), Spread: rates.spread(), Target: c.target, Parts: parts[c.program], PartUnit: "ms of CPU per exec"}, false)
+			Samples: len(rates), Spread: rates.spread(), Target: c.target, Parts: parts, PartUnit: "ms of CPU per exec"}, false)
 		r.add(figure{Name: c.name + "_p50", Value: p50.median(), Unit: "ms", Samples: len(p50), Spread: p50.spread()}, true)
 	}
 	return nil
 }
 
-// pythonRounds runs the Python program and says, beside what it found, the CPU time by program and part of the last round.
-func (p *platform) pythonRounds(ctx context.Context, static string) ([]pythonRound, map[string]map[string]float64, error) {
-	seconds := p.s.roundTime().Seconds()
-	cmd := exec.CommandContext(ctx, python(), "sdk/python/bench/execs.py", "--image", image, "--sandboxes", strconv.Itoa(pythonBoxes),
-		"--rounds", strconv.Itoa(p.s.rounds), "--seconds", fmt.Sprint(seconds), "--upload", static)
-	cmd.Env = append(os.Environ(), config.EnvPath+"="+p.config)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, nil, err
-	}
-	rounds, parts, err := p.follow(bufio.NewScanner(out))
-	if werr := cmd.Wait(); werr != nil {
-		err = fmt.Errorf("%w: %s", werr, stderr.Bytes())
-	}
-	return rounds, parts, err
+// uploaded is where execs.py puts the static program.
+const uploaded = "/opt/uploaded"
+
+// pythonFound is what the rounds of the Python program found, and those of the host between them.
+type pythonFound struct {
+	rounds []pythonRound
+	parts  map[string]map[string]float64 // CPU time by program and part, of the last round
+	bare   map[string]samples            // starts a second on the host, by program
 }
 
-func (p *platform) follow(lines *bufio.Scanner) (rounds []pythonRound, parts map[string]map[string]float64, err error) {
-	parts = map[string]map[string]float64{}
+// pythonRounds runs the Python program, and before each of its rounds one of the same program on the host.
+func (p *platform) pythonRounds(ctx context.Context, static string) (*pythonFound, error) {
+	seconds := p.s.roundTime().Seconds()
+	cmd := exec.CommandContext(ctx, python(), "sdk/python/bench/execs.py", "--image", image, "--sandboxes", strconv.Itoa(pythonBoxes),
+		"--in-flight", strconv.Itoa(pythonBoxes), "--rounds", strconv.Itoa(p.s.rounds), "--seconds", fmt.Sprint(seconds), "--upload", static, "--paced")
+	cmd.Env = p.env()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	onHost := map[string]string{"/bin/true": "/bin/true", uploaded: static}
+	found, err := p.follow(ctx, bufio.NewScanner(out), in, onHost)
+	_ = in.Close() // after an error it waits for a line
+	if werr := cmd.Wait(); werr != nil {
+		err = errors.Join(err, fmt.Errorf("%w: %s", werr, stderr.Bytes()))
+	}
+	return found, err
+}
+
+func (p *platform) follow(ctx context.Context, lines *bufio.Scanner, pace io.Writer, onHost map[string]string) (*pythonFound, error) {
+	found := &pythonFound{parts: map[string]map[string]float64{}, bare: map[string]samples{}}
 	var m *cpuMeter
 	for lines.Scan() {
 		var round pythonRound
 		if err := json.Unmarshal(lines.Bytes(), &round); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		if round.Begin != "" {
-			if m, err = p.meter(); err != nil {
-				return nil, nil, err
+		var err error
+		switch {
+		case round.Begin != "":
+			bare, berr := p.s.bareRate(ctx, onHost[round.Begin])
+			if berr != nil {
+				return nil, berr
 			}
-			continue
+			found.bare[round.Begin] = append(found.bare[round.Begin], bare)
+			if m, err = p.meter(); err == nil {
+				_, err = io.WriteString(pace, "\n")
+			}
+		case m == nil:
+			err = errors.New("a round without a beginning")
+		default:
+			found.rounds = append(found.rounds, round)
+			found.parts[round.Program], err = m.perOp(round.Execs)
 		}
-		if m == nil {
-			return nil, nil, errors.New("a round without a beginning")
-		}
-		rounds = append(rounds, round)
-		if parts[round.Program], err = m.perOp(round.Execs); err != nil {
-			return nil, nil, err
+		if err != nil {
+			return nil, err
 		}
 	}
-	return rounds, parts, lines.Err()
+	return found, lines.Err()
 }
 
 // python is the interpreter: that of the tests where there is one.
@@ -133,15 +151,9 @@ func (s *session) staticProgram(ctx context.Context) (string, error) {
 	return program, nil
 }
 
-// bareRate is how often a second this process starts a program and waits for it, on all CPUs.
-func bareRate(ctx context.Context, rounds int, program string) (samples, error) {
-	var out samples
-	for range rounds {
-		r, err := sustain(ctx, bareWorkers, bareTime, func(context.Context, int) error { return exec.Command(program).Run() })
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, r.PerSecond)
-	}
-	return out, nil
+// bareRate is how often a second this process starts a program and waits for it, as many at a time as commands of the Python
+// process are under way.
+func (s *session) bareRate(ctx context.Context, program string) (float64, error) {
+	r, err := sustain(ctx, pythonBoxes, s.roundTime(), func(context.Context, int) error { return exec.Command(program).Run() })
+	return r.PerSecond, err
 }

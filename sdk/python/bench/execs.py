@@ -2,9 +2,11 @@
 """How many commands a second one Python process runs on a real platform.
 
 Usage: execs.py --image NAME [--sandboxes N] [--in-flight N] [--seconds S] [--rounds N] [--program PATH]... [--upload FILE]
+                [--paced]
 
 Where the platform is comes from the environment, as always. Prints JSON, one object a line: ``{"begin": PROGRAM}`` and then
-what a round with that program found, so that whoever reads along can look at the rest of the machine meanwhile.
+what a round with that program found, so that whoever reads along can look at the rest of the machine meanwhile. With --paced
+each round waits for a line of input after its begin, so that something else can be measured in turn.
 """
 
 from __future__ import annotations
@@ -36,12 +38,15 @@ async def make(client: DSecClient, args: DSecContainerRunArgs, count: int) -> li
 
 async def measure(boxes: list[Sandbox], program: str, seconds: float, in_flight: int) -> dict[str, Any]:
     latencies: list[float] = []
+    started = 0
     start, cpu = time.monotonic(), time.process_time()
     end = start + seconds
 
     async def worker(i: int) -> None:
+        nonlocal started
         box = boxes[i % len(boxes)]
         while (began := time.monotonic()) < end:
+            started += 1
             result = await box.exec([program])
             if result.exit_code != 0:
                 raise RuntimeError(f"{program}: {result!r}")
@@ -54,9 +59,9 @@ async def measure(boxes: list[Sandbox], program: str, seconds: float, in_flight:
     count = len(latencies)
     return {
         "program": program,
-        "execs": count,
+        "execs": started,  # with those under way at the end: all that took processor time
         "per_second": count / seconds,
-        "cpu_us": used / count * 1e6,
+        "cpu_us": used / started * 1e6,
         "p50_ms": latencies[count // 2] * 1e3,
         "p99_ms": latencies[count * 99 // 100] * 1e3,
     }
@@ -81,6 +86,8 @@ async def main(options: argparse.Namespace) -> None:
         for _ in range(options.rounds):
             for program in programs:
                 say({"begin": program})
+                if options.paced and not await asyncio.to_thread(sys.stdin.readline):
+                    raise EOFError("whoever paces this has gone")
                 say(await measure(boxes, program, options.seconds, options.in_flight))
         await asyncio.gather(*(box.stop() for box in boxes))
 
@@ -93,5 +100,6 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--program", action="append", help="in the image; may be repeated; /bin/true if not given")
+    parser.add_argument("--paced", action="store_true", help="wait for a line of input before each round")
     parser.add_argument("--upload", help=f"a program to be put into each sandbox as {UPLOADED}, and measured as well")
     asyncio.run(main(parser.parse_args()))

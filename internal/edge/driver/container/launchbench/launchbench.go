@@ -3,11 +3,16 @@
 //
 // One operation of either makes an upper directory and control groups with limits, mounts an overlay over the same layers,
 // starts a static program that ends at once, waits for it and removes everything. Both use network namespaces made
-// ahead. The program is stage, which ends with status 2 when it is not started by an edge. With Options.Await the driver
+// ahead, and both have launched a few times before anything is measured. The program is stage, which ends with status 2 when it is not started by an edge. With Options.Await the driver
 // starts aether instead, waits until it answers, and kills it.
 //
-// crun runs in a mount namespace without the v2 hierarchy, since it refuses a hybrid one; so it makes no v2 twin, no idmapped
-// layers and no check of the root, which the driver does.
+// What is not the same, since it belongs to how either works:
+//
+//   - crun runs in a mount namespace without the v2 hierarchy, since it refuses a hybrid one; so it makes no v2 twin, no
+//     idmapped layers and no check of the root, which the driver does.
+//   - The driver takes a user namespace that was made ahead, and a clone of the /dev tree that it made at its start. crun
+//     makes a user namespace and a /dev with its nodes for each container.
+//   - crun is a process of its own that reads its specification from a file; the driver is called.
 package launchbench
 
 import (
@@ -160,8 +165,11 @@ func (r *rig) lap(step string, since *clock) {
 	*since = now
 }
 
+// warmUps are the operations of each worker before those that are measured: for what is made once, and for caches.
+const warmUps = 4
+
 // measure runs op with all workers, each, with prepare, on a thread of its own that it has set up. Each worker has one network
-// slot for all its operations.
+// slot for all its operations. What is measured begins when all have warmed up.
 func (r *rig) measure(ctx context.Context, prepare func() error, op func(ctx context.Context, net driver.Network) error) (Result, error) {
 	nets := make([]driver.Network, r.o.Workers)
 	for i := range nets {
@@ -181,17 +189,18 @@ func (r *rig) measure(ctx context.Context, prepare func() error, op func(ctx con
 		defer r.mu.Unlock()
 		first = errors.Join(first, err)
 	}
-	self, children, start := cpu(syscall.RUSAGE_SELF), cpu(syscall.RUSAGE_CHILDREN), time.Now()
-	var wg sync.WaitGroup
+	var warm, wg sync.WaitGroup
+	warm.Add(len(nets))
+	begin := make(chan struct{})
 	for _, net := range nets {
 		wg.Go(func() {
-			if prepare != nil {
-				runtime.LockOSThread() // never unlocked: the thread ends with the worker
-				if err := prepare(); err != nil {
-					fail(err)
-					return
-				}
+			err := r.warmUp(ctx, prepare, op, net)
+			warm.Done()
+			if err != nil {
+				fail(err)
+				return
 			}
+			<-begin
 			for left.Add(-1) >= 0 && ctx.Err() == nil {
 				if err := op(ctx, net); err != nil {
 					fail(err)
@@ -200,6 +209,11 @@ func (r *rig) measure(ctx context.Context, prepare func() error, op func(ctx con
 			}
 		})
 	}
+	warm.Wait()
+	clear(r.wall)
+	clear(r.cpu)
+	self, children, start := cpu(syscall.RUSAGE_SELF), cpu(syscall.RUSAGE_CHILDREN), time.Now()
+	close(begin)
 	wg.Wait()
 	took, n := time.Since(start), time.Duration(r.o.Ops)
 	res := Result{
@@ -216,6 +230,22 @@ func (r *rig) measure(ctx context.Context, prepare func() error, op func(ctx con
 		}
 	}
 	return res, errors.Join(first, ctx.Err())
+}
+
+// warmUp makes this thread what op needs, and calls op a few times.
+func (r *rig) warmUp(ctx context.Context, prepare func() error, op func(context.Context, driver.Network) error, net driver.Network) error {
+	if prepare != nil {
+		runtime.LockOSThread() // never unlocked: the thread ends with the worker
+		if err := prepare(); err != nil {
+			return err
+		}
+	}
+	for range warmUps {
+		if err := op(ctx, net); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func cpu(who int) time.Duration {
@@ -242,26 +272,7 @@ func Driver(ctx context.Context, o Options) (_ Result, err error) {
 		return Result{}, err
 	}
 	defer func() { err = errors.Join(err, d.Close(context.WithoutCancel(ctx))) }()
-	if err := r.warm(ctx, d); err != nil {
-		return Result{}, err
-	}
 	return r.measure(ctx, nil, func(ctx context.Context, net driver.Network) error { return r.launch(ctx, d, net) })
-}
-
-// warm makes what is made once: user namespaces, caches.
-func (r *rig) warm(ctx context.Context, d *container.Driver) error {
-	net, err := r.slots.Acquire(ctx, sandbox.NewID(edge))
-	if err != nil {
-		return err
-	}
-	for range 4 * r.o.Workers {
-		if err := r.launch(ctx, d, net); err != nil {
-			return err
-		}
-	}
-	clear(r.wall)
-	clear(r.cpu)
-	return nil
 }
 
 func (r *rig) launch(ctx context.Context, d *container.Driver, net driver.Network) error {
