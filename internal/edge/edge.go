@@ -104,6 +104,8 @@ type Edge struct {
 	wakeMu  sync.Mutex
 	wakeups wakeups
 	woken   chan struct{} // the earliest time changed
+
+	chores chores
 }
 
 // New checks the options and opens the journal. It touches nothing else on the host.

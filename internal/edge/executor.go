@@ -240,23 +240,50 @@ func (e *Edge) finish(in *instance) {
 	}
 	close(in.gone)
 	in.stop()
+	if g, ok := in.snapshot().guest.(keeper); ok {
+		e.later(g.Archive)
+	}
 }
 
-// forget drops a terminal record and the output that was kept with it.
+// A keeper is a Guest that keeps output.
+type keeper interface {
+	Archive() // the sandbox has ended: to where it costs less
+	Forget()  // drop it
+}
+
+// forget drops a terminal record and the output that was kept with it. Its files are removed later: there may be many, and
+// the one goroutine that waits for times is among those who call this.
 func (e *Edge) forget(in *instance) {
 	e.index.remove(in)
+	e.index.prune()
 	e.setWakeup(in.id, time.Time{})
-	if err := os.RemoveAll(e.outputDir(in.id)); err != nil {
-		e.log.Warn("kept output cannot be removed", "sandbox_id", in.id, "error", err)
-	}
 	in.mu.Lock()
-	journaled := in.journaled
+	journaled, g := in.journaled, in.guest
+	in.guest = nil // with all that it remembers
 	in.mu.Unlock()
+	e.later(func() {
+		if g, ok := g.(keeper); ok {
+			g.Forget()
+		}
+		if err := os.RemoveAll(e.outputDir(in.id)); err != nil {
+			e.log.Warn("kept output cannot be removed", "sandbox_id", in.id, "error", err)
+		}
+	})
 	if !journaled {
 		return
 	}
 	if err := e.record(e.ctx, journal.Record{Op: journal.OpForgotten, ID: in.id}); err != nil {
 		e.log.Warn("forgetting is not recorded", "sandbox_id", in.id, "error", err)
+	}
+}
+
+// prune lets go of those that were forgotten. Most are forgotten in the order of their end.
+func (x *index) prune() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for len(x.terminal) > 0 && x.byID[x.terminal[0].id] != x.terminal[0] {
+		x.terminal[0] = nil
+		x.terminal = x.terminal[1:]
 	}
 }
 
