@@ -114,9 +114,7 @@ func TestCommandLivesOverRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.again()
-	if n := w.get(w.id).RunningCommands; n < 1 {
-		t.Fatalf("%d commands run", n)
-	}
+	eventually(t, "a command runs", func() bool { return w.get(w.id).RunningCommands >= 1 })
 	if resp, body := w.do(w.request("PUT", "/commands/c2/stdin?offset=0&close=1", "words\n")); resp.StatusCode != 200 {
 		t.Fatalf("stdin: %s", body)
 	}

@@ -13,14 +13,11 @@ import (
 	"dsec/sandbox"
 )
 
-// How recovery is bounded.
-const (
-	parallelRecovery = 16
-	reconnectTimeout = 15 * time.Second // for one sandbox's aether to answer
-)
+// parallelRecovery is of what asks the host only, never aether.
+const parallelRecovery = 16
 
 // Recover finds again what an earlier process left, and serves from then on. Sandboxes that were ready and still run are
-// reconnected; all others are ended, with the reason in their terminal record; then each part sweeps what belongs to
+// reconnected, in the background; all others are ended, with the reason in their terminal record; then each part sweeps what belongs to
 // nobody. Errors of single sandboxes are theirs; an error of Recover means that the host is not known.
 func (e *Edge) Recover(ctx context.Context) error {
 	found := e.found
@@ -28,13 +25,13 @@ func (e *Edge) Recover(ctx context.Context) error {
 	if found.Torn || found.Discarded {
 		e.log.Warn("journal was not whole; what it lost is swept", "torn", found.Torn, "foreign", found.Discarded)
 	}
-	sem := make(chan struct{}, parallelRecovery)
+	sem, turns := make(chan struct{}, parallelRecovery), make(chan struct{}, parallelLinks)
 	var wg sync.WaitGroup
 	for id, entry := range found.Entries {
 		sem <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-sem }()
-			e.recoverOne(ctx, id, entry, found.SameBoot)
+			e.recoverOne(ctx, id, entry, found.SameBoot, turns)
 		})
 	}
 	wg.Wait()
@@ -51,7 +48,7 @@ func (e *Edge) Recover(ctx context.Context) error {
 }
 
 // recoverOne enters one sandbox of the journal.
-func (e *Edge) recoverOne(ctx context.Context, id sandbox.ID, entry *journal.Entry, sameBoot bool) {
+func (e *Edge) recoverOne(ctx context.Context, id sandbox.ID, entry *journal.Entry, sameBoot bool, turns chan struct{}) {
 	d := e.drivers[entry.Intent.Spec.Backend]
 	if d == nil { // the wiring changed: any driver's teardown by id is harmless, the sweep does the rest
 		d = e.o.Drivers[0]
@@ -79,7 +76,7 @@ func (e *Edge) recoverOne(ctx context.Context, id sandbox.ID, entry *journal.Ent
 	case entry.Running == nil:
 		e.lost(in, entry, sandbox.ReasonInterrupted, "the node's agent restarted while it was being made")
 	default:
-		e.reconnect(ctx, in)
+		e.reconnect(ctx, in, turns)
 	}
 }
 
@@ -130,7 +127,7 @@ func (e *Edge) restoreTerminal(in *instance, r journal.Reason) {
 }
 
 // reconnect takes a running sandbox over, or ends it if it does not run any more.
-func (e *Edge) reconnect(ctx context.Context, in *instance) {
+func (e *Edge) reconnect(ctx context.Context, in *instance, turns chan struct{}) {
 	h := *in.made.handle
 	status, err := in.driver.Recover(ctx, h)
 	if err != nil {
@@ -152,24 +149,7 @@ func (e *Edge) reconnect(ctx context.Context, in *instance) {
 	}
 	e.admission.adopt(in)
 	e.spawn(func() { e.watchProcess(in, h) })
-	gctx, cancel := context.WithTimeout(ctx, reconnectTimeout)
-	defer cancel()
-	g, err := e.connectGuest(gctx, in, h)
-	if err != nil {
-		e.log.Warn("sandbox does not answer", "sandbox_id", in.id, "error", err)
-		e.fault(in, sandbox.ReasonGuestDied, err, "its first process did not answer after the node's agent restarted")
-		return
-	}
-	in.mu.Lock()
-	in.guest = g
-	in.mu.Unlock()
-	e.spawn(func() { e.watchGuest(in, g) })
-	for _, c := range g.Commands() {
-		if c.Result().Running {
-			e.oomBegin(in, c.ID())
-			e.follow(in, c)
-		}
-	}
+	e.beginLink(in, h, turns)
 	e.schedule(in)
 }
 
