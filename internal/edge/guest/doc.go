@@ -10,6 +10,10 @@
 //     last TailCap, and a count of what was between. Only a follower holds the command back, so that it misses nothing.
 //   - Small output stays in memory and is not acknowledged: aether keeps it, too, and an edge that is killed gets it again
 //     from there. Spooled output is acknowledged, and the next edge finds it in OutputDir.
+//     The file of a tail begins with what the next edge must know to read it.
+//   - All Clients of a process share what they may keep: beyond nodeMemory output goes to files, and beyond a part of the disk
+//     the oldest finished output of any sandbox goes. See node.
+//   - A panic in handling a frame is a violation like others: see wire.Options.Contain.
 //   - The last keepUnreleased results stay in aether, for the same reason: a caller that asks again after a crash of the
 //     edge must find its command, not run it twice.
 //   - A Client that lost its aether for good ends all commands as killed.
