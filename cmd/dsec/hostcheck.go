@@ -49,8 +49,59 @@ func checkHost(ctx context.Context) []finding {
 		_ = os.Remove(t.runDir) // nothing is mounted there
 		return []finding{tried("host", "", err)}
 	}
-	findings := slices.Concat(t.groups(ctx), []finding{t.upper(ctx), t.network(ctx), t.layers(ctx)}, t.container(ctx))
+	findings := slices.Concat(checkLimits(), t.groups(ctx), []finding{t.upper(ctx), t.network(ctx), t.layers(ctx)}, t.container(ctx))
 	return append(findings, tried("clean-up", "nothing of the trials is left", t.remove()))
+}
+
+// A limit of the host is one that a full node meets, and how much of it such a node needs.
+type limit struct {
+	subject, detail, advice string
+	have, want              int64
+}
+
+// What a node with the default of 4000 sandboxes needs at most in the middle of ordinary work.
+const (
+	wantTasks  = 1 << 17
+	wantFiles  = 1 << 16
+	wantMounts = 1 << 15
+)
+
+// checkLimits says what bounds the number of sandboxes on this host, although each of them fits.
+func checkLimits() []finding {
+	tasks, err := linux.MaxTasks()
+	if err != nil {
+		return []finding{tried("threads", "", err)}
+	}
+	_, files, err := linux.OpenFiles()
+	if err != nil {
+		return []finding{tried("open files", "", err)}
+	}
+	mounts, err := linux.ReadSysctl("fs/mount-max")
+	if err != nil {
+		return []finding{tried("mounts", "", err)}
+	}
+	inUse, err := linux.CountMounts()
+	if err != nil {
+		return []finding{tried("mounts", "", err)}
+	}
+	return limitFindings(
+		limit{"threads", fmt.Sprintf("at most %d of this host (kernel.pid_max, kernel.threads-max), nine tenths of them for all sandboxes", tasks),
+			"raise the sysctl kernel.pid_max for nodes with many sandboxes", tasks, wantTasks},
+		limit{"open files", fmt.Sprintf("at most %d of this process (RLIMIT_NOFILE)", files), "raise the hard limit of open files, e.g. LimitNOFILE= of its unit", files, wantFiles},
+		limit{"mounts", fmt.Sprintf("at most %d in a mount namespace (fs.mount-max), %d in use", mounts, inUse), "raise the sysctl fs.mount-max", mounts - inUse, wantMounts},
+	)
+}
+
+func limitFindings(limits ...limit) []finding {
+	var out []finding
+	for _, l := range limits {
+		f := finding{Verdict: verdictOK, Subject: l.subject, Detail: l.detail}
+		if l.have < l.want {
+			f.Verdict, f.Advice = verdictWarn, l.advice
+		}
+		out = append(out, f)
+	}
+	return out
 }
 
 // A trial makes things of an edge that never serves.

@@ -15,6 +15,8 @@ type Admission struct {
 	MemoryReserve int64   // bytes of available memory that stay free (5 % of all, at least 256 MiB)
 	DiskReserve   int64   // bytes of the uppers' disk that stay free (2 % of it)
 	TaskReserve   int64   // threads that stay free (2 % of the most there may be)
+	FileReserve   int64   // descriptors of the edge that stay free (5 % of its limit)
+	MountReserve  int64   // mounts that stay free (5 % of fs.mount-max)
 	WarnAt        float64 // share of MaxSandboxes from which on the log warns (0.9)
 }
 
@@ -23,6 +25,14 @@ const (
 	expectMemory = 8 << 20
 	expectDisk   = 1 << 20
 	expectTasks  = 16
+	expectFiles  = 8
+	expectMounts = 4
+)
+
+// Shares of fs.mount-max between which the log and the status of the node do not change what they say.
+const (
+	mountsWarn = 0.8
+	mountsCalm = 0.75
 )
 
 // measureEvery is how old a measurement may be.
@@ -46,6 +56,7 @@ type admission struct {
 	sampled   time.Time
 	err       error // of the measurement
 	warned    bool
+	crowded   string // that the mounts come near their limit; "" if they do not
 }
 
 func newAdmission(l Admission, h Host, u Uppers, log *slog.Logger) *admission {
@@ -62,6 +73,21 @@ func (a *admission) measureLocked() {
 			a.diskFree, a.diskTotal, a.err = a.uppers.Free()
 		}
 		a.sampled, a.since = now, 0
+		a.watchMountsLocked()
+	}
+}
+
+// watchMountsLocked warns, once for each time, before the kernel refuses mounts to everybody in the edge's namespace.
+func (a *admission) watchMountsLocked() {
+	share := float64(a.sample.Mounts) / float64(max(a.sample.MountsMax, 1))
+	switch {
+	case share > mountsWarn:
+		if a.crowded == "" {
+			a.log.Warn("the mounts of this node come near their limit", "mounts", a.sample.Mounts, "limit", a.sample.MountsMax)
+		}
+		a.crowded = fmt.Sprintf("%d of at most %d mounts are in use; raise the sysctl fs.mount-max", a.sample.Mounts, a.sample.MountsMax)
+	case share < mountsCalm:
+		a.crowded = ""
 	}
 }
 
@@ -82,6 +108,8 @@ func (a *admission) fullLocked() *sandbox.Error {
 		{"memory_bytes", s.MemoryAvailable, expectMemory, orDefault(a.limits.MemoryReserve, max(s.MemoryTotal/20, 256<<20)), s.MemoryTotal},
 		{"disk_bytes", a.diskFree, expectDisk, orDefault(a.limits.DiskReserve, a.diskTotal/50), a.diskTotal},
 		{"tasks", s.TasksMax - s.Tasks, expectTasks, orDefault(a.limits.TaskReserve, s.TasksMax/50), s.TasksMax},
+		{"files", s.FilesMax - s.Files, expectFiles, orDefault(a.limits.FileReserve, s.FilesMax/20), s.FilesMax},
+		{"mounts", s.MountsMax - s.Mounts, expectMounts, orDefault(a.limits.MountReserve, s.MountsMax/20), s.MountsMax},
 	} {
 		if r.free-r.reserve < r.need*(a.since+1) {
 			return short(r.what, r.free, r.reserve+r.need*(a.since+1), r.capacity)

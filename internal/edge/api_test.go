@@ -1,9 +1,11 @@
 package edge
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"strings"
 	"testing"
@@ -180,6 +182,8 @@ func TestAdmission(t *testing.T) {
 		"sandboxes":    func(o *Options) { o.Admission.MaxSandboxes = 3 },
 		"memory_bytes": room(func(s *HostSample) { s.MemoryAvailable = s.MemoryTotal/20 + 3*expectMemory }),
 		"tasks":        room(func(s *HostSample) { s.Tasks = s.TasksMax - s.TasksMax/50 - 3*expectTasks }),
+		"files":        room(func(s *HostSample) { s.FilesMax, s.Files = 20000, 19000-3*expectFiles }),
+		"mounts":       room(func(s *HostSample) { s.MountsMax, s.Mounts = 1000, 950-3*expectMounts }),
 		"disk_bytes":   func(o *Options) { o.Admission.DiskReserve = 100<<30 - 3*expectDisk },
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -211,6 +215,32 @@ func TestAdmission(t *testing.T) {
 }
 
 // Room is free when a sandbox shall be gone, not when its teardown is done.
+func TestMountsNearTheirLimitAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := roomyHost()
+		host.s.MountsMax = 1000
+		var log bytes.Buffer
+		w := newWorld(t, func(o *Options) { o.Host, o.Log = host, slog.New(slog.NewTextHandler(&log, nil)) })
+		for _, c := range []struct {
+			mounts, warnings int
+			told             bool
+		}{{800, 0, false}, {801, 1, true}, {900, 1, true}, {760, 1, true}, {801, 1, true}, {700, 1, false}, {801, 2, true}} {
+			host.mu.Lock()
+			host.s.Mounts = int64(c.mounts)
+			host.mu.Unlock()
+			time.Sleep(time.Second)
+			st := w.status()
+			if got := strings.Count(log.String(), "come near their limit"); got != c.warnings {
+				t.Errorf("%d mounts: %d warnings, want %d", c.mounts, got, c.warnings)
+			}
+			if !st.Accepting || strings.Contains(st.RefusingReason, "fs.mount-max") != c.told {
+				t.Errorf("%d mounts: %v", c.mounts, st)
+			}
+		}
+		w.close()
+	})
+}
+
 func TestQuotaIsFreeAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(o *Options) { o.Admission.MaxSandboxes = 1 })

@@ -258,6 +258,7 @@ func (e *Edge) statusOf(_ context.Context) *edgev1.Status {
 	for p, n := range a.byProject {
 		st.SandboxesByProject[p] = n
 	}
+	crowded := a.crowded
 	a.mu.Unlock()
 	st.Creating = e.creating.Load()
 	st.Accepting = full == nil && e.phase.Load() == phaseServing
@@ -266,6 +267,8 @@ func (e *Edge) statusOf(_ context.Context) *edgev1.Status {
 		st.RefusingReason = full.Message
 	case !st.Accepting:
 		st.RefusingReason = "the node is stopping"
+	case crowded != "": // it is not refusing yet, and whoever looks at nodes should know
+		st.RefusingReason = crowded
 	}
 	for _, d := range e.o.Drivers {
 		st.Backends = append(st.Backends, d.Name())

@@ -8,16 +8,24 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"dsec/internal/linux"
 )
 
 // procHost measures this machine through /proc.
 type procHost struct {
+	mountsMax int64 // tests: a lower limit; 0 = the host's
+
 	mu         sync.Mutex
+	mounts     int64 // when they were last counted
+	counted    time.Time
 	busy, idle uint64 // jiffies of all CPUs at the last sample
 	lastBusy   float64
 }
+
+// countEvery is how old a count of the mounts may be: it costs 0.1 ms for each thousand.
+const countEvery = 5 * time.Second
 
 // Sample reads five small files: about 50 µs.
 func (h *procHost) Sample() (HostSample, error) {
@@ -49,7 +57,28 @@ func (h *procHost) Sample() (HostSample, error) {
 	}
 	s.CPUs = float64(cpus)
 	s.CPUBusy = h.share(busy, idle)
-	return s, nil
+	if s.Files, s.FilesMax, err = linux.OpenFiles(); err != nil {
+		return s, err
+	}
+	s.Mounts, s.MountsMax, err = h.countMounts()
+	return s, err
+}
+
+func (h *procHost) countMounts() (n, most int64, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if most = h.mountsMax; most == 0 {
+		if most, err = linux.ReadSysctl("fs/mount-max"); err != nil {
+			return 0, 0, err
+		}
+	}
+	if time.Since(h.counted) >= countEvery {
+		if h.mounts, err = linux.CountMounts(); err != nil {
+			return 0, 0, fmt.Errorf("counting mounts: %w", err)
+		}
+		h.counted = time.Now()
+	}
+	return h.mounts, most, nil
 }
 
 // share is what of the CPU time since the last sample was busy.

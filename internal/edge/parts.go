@@ -100,6 +100,8 @@ type (
 type HostSample struct {
 	MemoryTotal, MemoryAvailable int64 // bytes
 	Tasks, TasksMax              int64 // threads
+	Files, FilesMax              int64 // descriptors of this process
+	Mounts, MountsMax            int64 // of this process's mount namespace; each sandbox has one of its own
 	CPUs                         float64
 	Load1                        float64
 	CPUBusy                      float64 // share of all CPUs since the last sample, 0..1

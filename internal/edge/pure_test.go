@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"dsec/internal/edge/driver/fake"
 	"dsec/sandbox"
 )
 
@@ -171,5 +172,20 @@ func TestEverySignalOfTheTableIsNamed(t *testing.T) {
 		if !strings.HasPrefix(name, "SIG") {
 			t.Errorf("signal %d has no name", n+1)
 		}
+	}
+}
+
+func TestThisMachineIsMeasured(t *testing.T) {
+	h := &procHost{mountsMax: 7}
+	s, err := h.Sample()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.MemoryTotal <= 0 || s.Tasks <= 0 || s.TasksMax < s.Tasks || s.Files <= 0 || s.FilesMax < s.Files || s.Mounts <= 0 || s.MountsMax != 7 {
+		t.Errorf("%+v", s)
+	}
+	a := newAdmission(Admission{}, h, fake.NewHost().Uppers(), testLog())
+	if err := a.fullLocked(); sandbox.ReasonOf(err) != reasonFull || err.Facts["short"] != "mounts" {
+		t.Errorf("with a limit of 7 mounts: %v", err)
 	}
 }

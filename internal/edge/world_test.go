@@ -44,7 +44,7 @@ func (h *fixedHost) Sample() (HostSample, error) {
 }
 
 func roomyHost() *fixedHost {
-	return &fixedHost{s: HostSample{MemoryTotal: 64 << 30, MemoryAvailable: 60 << 30, Tasks: 100, TasksMax: 1 << 20, CPUs: 8}}
+	return &fixedHost{s: HostSample{MemoryTotal: 64 << 30, MemoryAvailable: 60 << 30, Tasks: 100, TasksMax: 1 << 20, FilesMax: 1 << 20, MountsMax: 1 << 20, CPUs: 8}}
 }
 
 // world is an edge on a fake host, and its callers.
