@@ -229,6 +229,46 @@ def test_failed_start_leaves_nothing() -> None:
         assert not p.run.exists()
 
 
+def test_start_that_fails_at_its_end_leaves_nothing() -> None:
+    with Platform() as p:
+        (p.data / "up.json.new").mkdir(parents=True)
+        done = p.dsec(*up(p), check=False)
+        assert done.returncode == 1 and "writing the state" in done.stderr, done
+        assert left_of(p) == set()
+        assert not p.run.exists()
+
+
+def test_down_says_what_it_did() -> None:
+    with Platform() as p:
+
+        def down(*flags: str) -> tuple[str, str]:
+            done = p.dsec("down", "--data-dir", p.data, *flags)
+            return done.stdout, done.stderr
+
+        assert down() == (f"there is no platform in {p.data}\n", "")
+        p.flags += ["--context", "mine"]
+        p.start()
+        wrong = p.dsec("down", "--data-dir", p.data, "--run-dir", "/run/dsec-another", check=False)
+        assert wrong.returncode == 2 and str(p.run) in wrong.stderr, wrong
+        content = json.loads(p.config.read_text())
+        content["contexts"]["lab"] = {"url": "http://192.0.2.1", "api_key": "dsec_00"}
+        content["current"] = "lab"
+        p.config.write_text(json.dumps(content))
+
+        said, noted = down()
+        assert said == f"dsec is down at {p.url}; images and keys are kept in {p.data}\n"
+        assert "current context lab is another platform, at http://192.0.2.1" in noted
+        assert p.up is not None and p.up.wait(10) == 0
+        assert down()[0] == f"no platform ran; images and keys are kept in {p.data}\n"
+        down("--purge", "--context", "lab")  # which it is not
+        assert json.loads(p.config.read_text()) == content and not p.data.exists()
+
+        p.start()
+        down("--purge")
+        assert json.loads(p.config.read_text())["contexts"] == {"lab": content["contexts"]["lab"]}
+        assert p.up.wait(10) == 0
+
+
 def test_failed_start_ends_no_sandbox(own: Platform) -> None:
     """The config file is damaged, has no place, or the disk is full: the sandboxes wait for the next start."""
     alive = create(own, "k")
