@@ -22,11 +22,23 @@ func TestControllersAreEnabledAroundProcesses(t *testing.T) {
 	}
 	// The one controller that this host has in v2, enabled above for the length of the test.
 	const one = "+hugetlb"
-	above, err := enable(tree.layout.v2, "", one)
+	mark := func(name string) string { // a group that stands for a tree
+		dir := filepath.Join(tree.v2, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := linux.RemoveDir(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		return dir
+	}
+	above, err := enable(tree.layout.v2, "/none", mark("above"), one)
 	if err != nil {
 		t.Fatal(err)
 	}
-	middle, err := enable(tree.v2, "", one)
+	middle, err := enable(tree.v2, "/none", mark("middle"), one)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,17 +58,22 @@ func TestControllersAreEnabledAroundProcesses(t *testing.T) {
 	}()
 	join(t, parent, cmd.Process.Pid)
 
-	host, err := enable(parent, leaf, one)
+	marked := mark("tree")
+	host, err := enable(parent, leaf, marked, one)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := control(t, leaf, "cgroup.procs"); got != fmt.Sprint(cmd.Process.Pid) {
 		t.Errorf("the leaf has %q, want the process of its parent", got)
 	}
-	if again, err := enable(parent, leaf, one); err != nil || again != (v2Host{}) {
-		t.Errorf("a second time changes %+v, %v", again, err)
+	again, err := enable(parent, leaf, marked, one) // a process that was started again after a kill
+	if err != nil || again != host || again.Enabled != one {
+		t.Errorf("a second time finds %+v, %v", again, err)
 	}
-	if err := host.restore(); err != nil {
+	if other, err := enable(parent, leaf, mark("other"), one); err != nil || other != (v2Host{}) {
+		t.Errorf("another tree changes %+v, %v", other, err)
+	}
+	if err := again.restore(); err != nil {
 		t.Fatal(err)
 	}
 	if got := control(t, parent, "cgroup.procs"); got != fmt.Sprint(cmd.Process.Pid) || control(t, parent, subtreeControl) != "" {
