@@ -4,9 +4,10 @@
 //
 //   - A layer is known by the digests of all its files, not of its metadata alone: the metadata does not say what must be in
 //     its data blobs, so the same metadata with other blobs is another layer, and nobody's mount.
-//   - What was verified is what is mounted: files are opened once, checked and mounted through the same descriptors. Before
-//     every mount the metadata is hashed whole; blobs are checked for their size, and their digests are the store's
-//     business. A mount that an earlier run left is trusted, since only root can have made it.
+//   - What was verified is what is mounted: files are opened once, checked and mounted through the same descriptors. The metadata
+//     is hashed whole before every mount, a blob before its first one on this node and again when its file has changed (inode,
+//     size, times). So the first sandbox of an environment waits until all of it was read. A mount that an earlier run left
+//     is trusted, since only root can have made it.
 //   - A mount without a holder is kept for the next sandbox, the most recently used ones up to Options.KeepIdle. Unmounting takes
 //     nothing from a sandbox that still runs: its overlay has its own reference.
 //   - Holders are not on disk. After a restart the edge acquires again for the sandboxes it recovered, which costs nothing
@@ -47,6 +48,7 @@ type Options struct {
 // Mounts are the mounted layers of one node.
 type Mounts struct {
 	dir      string
+	verified string // directory of what blobs were verified: by digest, the file that had it
 	keepIdle int
 	log      *slog.Logger
 
@@ -91,8 +93,11 @@ func Open(ctx context.Context, o Options) (*Mounts, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Mounts{dir: dir, keepIdle: o.KeepIdle, log: o.Log,
+	m := &Mounts{dir: dir, verified: dir + ".verified", keepIdle: o.KeepIdle, log: o.Log,
 		layers: make(map[string]*layer), held: make(map[sandbox.ID]map[string]*layer), idle: list.New()}
+	if err := os.MkdirAll(m.verified, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory of verified blobs: %w", err)
+	}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
@@ -342,7 +347,7 @@ func (m *Mounts) Close(ctx context.Context) error {
 		case <-timer.C:
 		}
 	}
-	return linux.RemoveDir(m.dir)
+	return errors.Join(linux.RemoveDir(m.dir), os.RemoveAll(m.verified))
 }
 
 // empty unmounts what it can and reports whether nothing is left.

@@ -420,3 +420,73 @@ func TestAFailureIsForThoseWhoWaitedForIt(t *testing.T) {
 	}
 	release(t, m, holder)
 }
+
+// A blob is read once, and once more when its file has changed.
+func TestBlobsAreVerifiedOnce(t *testing.T) {
+	run := privateDir(t)
+	m := open(t, run, 0)
+	s := makeImage(t, t.TempDir(), "x")
+	blob := s.Data[0].Path
+	holder := sandbox.NewID(edge)
+	acquire(t, m, holder, s)
+	release(t, m, holder) // unmounted: nothing idle is kept
+	m.Detach()
+	m = open(t, run, 0)
+	defer closeMounts(t, m)
+	if !m.isVerified(t, s.Data[0]) {
+		t.Error("a restart forgot that the blob was verified")
+	}
+	content, err := os.ReadFile(blob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content[len(content)/2] ^= 1
+	st, err := os.Stat(blob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(blob, content, 0o600), os.Chtimes(blob, st.ModTime(), st.ModTime())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Acquire(t.Context(), holder, []rootfs.Source{s}); sandbox.ReasonOf(err) != "layer_corrupt" {
+		t.Errorf("a blob that was changed after its first mount: %v", err)
+	}
+	content[len(content)/2] ^= 1
+	if err := os.WriteFile(blob, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	acquire(t, m, holder, s)
+	release(t, m, holder)
+}
+
+func (m *Mounts) isVerified(t *testing.T, f rootfs.File) bool {
+	t.Helper()
+	file, err := os.Open(f.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel() // what has to be read is not
+	return m.checkBlob(cancelled, file, f) == nil
+}
+
+func BenchmarkVerifyBlob(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "blob")
+	content := bytes.Repeat([]byte("0123456789abcdef"), 16<<20)
+	sum := sha256.Sum256(content)
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	b.SetBytes(int64(len(content)))
+	for b.Loop() {
+		if err := checkDigest(b.Context(), f, rootfs.File{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: int64(len(content))}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

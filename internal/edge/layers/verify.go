@@ -10,6 +10,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"dsec/internal/image"
@@ -65,6 +67,9 @@ func (m *Mounts) mount(ctx context.Context, l *layer, s rootfs.Source) error {
 			return err
 		}
 		defer d.Close()
+		if err := m.checkBlob(ctx, d, f); err != nil {
+			return err
+		}
 		data = append(data, d)
 	}
 	if err := os.Mkdir(l.dir, 0o700); err != nil {
@@ -114,7 +119,27 @@ func openFile(want rootfs.File) (*os.File, error) {
 	return f, nil
 }
 
+// checkBlob verifies a blob, unless this very file was verified since the run directory was made.
+func (m *Mounts) checkBlob(ctx context.Context, f *os.File, want rootfs.File) error {
+	id, err := linux.FileID(f)
+	if err != nil {
+		return err
+	}
+	note := filepath.Join(m.verified, strings.TrimPrefix(want.Digest, "sha256:"))
+	if known, err := os.ReadFile(note); err == nil && string(known) == id {
+		return nil
+	}
+	if err := checkDigest(ctx, f, want); err != nil {
+		return err
+	}
+	if err := os.WriteFile(note, []byte(id), 0o600); err != nil {
+		m.log.Warn("cannot note that a blob was verified", "digest", want.Digest, "error", err)
+	}
+	return nil
+}
+
 func checkDigest(ctx context.Context, f *os.File, want rootfs.File) error {
+	linux.AdviseSequential(f)
 	h := sha256.New()
 	r := io.NewSectionReader(f, 0, want.Size)
 	for {
