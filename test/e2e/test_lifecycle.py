@@ -421,7 +421,7 @@ def test_batch_left_in_the_middle_by_the_synchronous_client(platform, args):
 
 
 async def test_more_commands_than_connections(platform, args):
-    config = DSecConfig(platform.url, platform.key(), max_connections=4, request_timeout=2, command_poll_seconds=1)
+    config = DSecConfig(platform.url, platform.key(), max_connections=4, request_timeout=10, command_poll_seconds=1)
     async with DSecClient(config=config) as client, await client.run_container(args) as sandbox:
         results = await asyncio.gather(*(sandbox.run_shell(f"sleep 2; echo {i}") for i in range(24)))
         assert [r.stdout for r in results] == [f"{i}\n" for i in range(24)]

@@ -225,12 +225,16 @@ def test_a_client_may_be_used_in_one_event_loop_after_another(config: DSecConfig
 
 
 async def test_the_wait_for_a_connection_is_no_time_of_the_request(config: DSecConfig, platform: Platform) -> None:
-    config = replace(config, max_connections=4, request_timeout=0.3, command_poll_seconds=0.2, retry_seconds=0.1)
+    config = replace(config, max_connections=1, request_timeout=1, command_poll_seconds=0.5, retry_seconds=0.01)
     client = DSecClient(config=config)
     sandbox = await client.run_container(ARGS)
-    results = await asyncio.gather(*(sandbox.exec(["sleep", "1"]) for _ in range(24)))
-    assert all(r.ok for r in results)
-    assert platform.connections <= 4
+    output = (await sandbox.start("echo ready; sleep 100")).iter_stdout()
+    assert await output.__anext__() == b"ready\n"  # and holds the only connection
+    tasks = [asyncio.ensure_future(sandbox.run_shell("echo x")) for _ in range(3)]
+    done, _ = await asyncio.wait(tasks, timeout=2)  # longer than one request may take
+    assert not done
+    await output.aclose()
+    assert [r.stdout for r in await asyncio.gather(*tasks)] == ["x\n"] * 3
     await client.close()
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 from binascii import b2a_base64
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
@@ -108,15 +109,17 @@ class Command:
         """
         return await self._feed.send(input_of(data) or b"", close=close)
 
-    async def iter_stdout(self, offset: int = 0) -> AsyncIterator[bytes]:
+    async def iter_stdout(self, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield standard output as it is written, from a byte offset, until the command ends."""
-        async for piece in _follow(self._api, self.sandbox_id, self.id, "stdout", offset):
-            yield piece
+        async with aclosing(_follow(self._api, self.sandbox_id, self.id, "stdout", offset)) as pieces:
+            async for piece in pieces:
+                yield piece
 
-    async def iter_stderr(self, offset: int = 0) -> AsyncIterator[bytes]:
+    async def iter_stderr(self, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield standard error, see ``iter_stdout``."""
-        async for piece in _follow(self._api, self.sandbox_id, self.id, "stderr", offset):
-            yield piece
+        async with aclosing(_follow(self._api, self.sandbox_id, self.id, "stderr", offset)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def _get(self, wait: float) -> dict[str, Any]:
         return await get_command(self._api, self.sandbox_id, self.id, wait)
@@ -261,7 +264,7 @@ def _output_target(sandbox_id: str, command_id: str, name: str, query: str = "")
     return lambda offset: f"/v1/sandboxes/{sandbox_id}/commands/{command_id}/{name}?offset={offset}{query}"
 
 
-async def _follow(api: Api, sandbox_id: str, command_id: str, name: str, offset: int) -> AsyncIterator[bytes]:
+async def _follow(api: Api, sandbox_id: str, command_id: str, name: str, offset: int) -> AsyncGenerator[bytes, None]:
     download = Download(api, _output_target(sandbox_id, command_id, name, "&follow=1"), offset, patient=True)
     try:
         while True:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import secrets
 from binascii import b2a_base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
@@ -109,15 +110,17 @@ class Command:
         """
         return self._feed.send(input_of(data) or b"", close=close)
 
-    def iter_stdout(self, offset: int = 0) -> Iterator[bytes]:
+    def iter_stdout(self, offset: int = 0) -> Generator[bytes, None]:
         """Yield standard output as it is written, from a byte offset, until the command ends."""
-        for piece in _follow(self._api, self.sandbox_id, self.id, "stdout", offset):
-            yield piece
+        with closing(_follow(self._api, self.sandbox_id, self.id, "stdout", offset)) as pieces:
+            for piece in pieces:
+                yield piece
 
-    def iter_stderr(self, offset: int = 0) -> Iterator[bytes]:
+    def iter_stderr(self, offset: int = 0) -> Generator[bytes, None]:
         """Yield standard error, see ``iter_stdout``."""
-        for piece in _follow(self._api, self.sandbox_id, self.id, "stderr", offset):
-            yield piece
+        with closing(_follow(self._api, self.sandbox_id, self.id, "stderr", offset)) as pieces:
+            for piece in pieces:
+                yield piece
 
     def _get(self, wait: float) -> dict[str, Any]:
         return get_command(self._api, self.sandbox_id, self.id, wait)
@@ -262,7 +265,7 @@ def _output_target(sandbox_id: str, command_id: str, name: str, query: str = "")
     return lambda offset: f"/v1/sandboxes/{sandbox_id}/commands/{command_id}/{name}?offset={offset}{query}"
 
 
-def _follow(api: Api, sandbox_id: str, command_id: str, name: str, offset: int) -> Iterator[bytes]:
+def _follow(api: Api, sandbox_id: str, command_id: str, name: str, offset: int) -> Generator[bytes, None]:
     download = Download(api, _output_target(sandbox_id, command_id, name, "&follow=1"), offset, patient=True)
     try:
         while True:
