@@ -166,16 +166,22 @@ func TestViolationsEndTheClient(t *testing.T) {
 }
 
 func TestOutputBeyondCredit(t *testing.T) {
+	followed := make(chan struct{})
 	c, err := hostile(t, nil, func(f *fakeAether, ty wire.Type, stream uint32, _ []byte) {
 		if ty != wire.MsgStart {
 			return
 		}
 		f.post(wire.MsgStarted, stream, &aetherv1.Started{Pid: 2})
 		sent := uint64(0)
-		f.conn.Ready(&wire.Source{Stream: stream, Channel: wire.Stdout, Fill: func(b []byte, n int) ([]byte, uint64, wire.Flags, bool) {
+		source := &wire.Source{Stream: stream, Channel: wire.Stdout, Fill: func(b []byte, n int) ([]byte, uint64, wire.Flags, bool) {
 			sent += uint64(n)
 			return append(b, make([]byte, n)...), sent - uint64(n), 0, true // whatever was acknowledged
-		}})
+		}}
+		go func() {
+			<-followed // before that there is credit for everything
+			f.conn.Ready(source)
+			f.conn.Flush()
+		}()
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -187,6 +193,7 @@ func TestOutputBeyondCredit(t *testing.T) {
 	}
 	r := m.Output(1, 0, true) // never read: no credit after the caps
 	defer r.Close()
+	close(followed)
 	<-c.Done()
 	if size := m.Result().Stdout.Size; size > 3<<20 {
 		t.Errorf("%d bytes were taken", size)
