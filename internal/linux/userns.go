@@ -22,13 +22,30 @@ func MapUserNamespace(pid int, base, count uint32) error {
 	return nil
 }
 
-// MakeCharDevice makes a character device that everybody may read and write.
-func MakeCharDevice(path string, major, minor uint32) error {
-	if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil {
-		return fmt.Errorf("make device %s: %w", path, err)
+// MakeCharDeviceAt makes a character device in dir that everybody may read and write.
+func MakeCharDeviceAt(dir int, name string, major, minor uint32) error {
+	err := unix.Mknodat(dir, name, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor)))
+	if err == nil {
+		err = unix.Fchmodat(dir, name, 0o666, 0) // the umask
 	}
-	if err := unix.Chmod(path, 0o666); err != nil { // the umask
-		return fmt.Errorf("make device %s: %w", path, err)
+	if err != nil {
+		return fmt.Errorf("make device %s: %w", name, err)
+	}
+	return nil
+}
+
+// SymlinkAt makes a symbolic link in dir.
+func SymlinkAt(target string, dir int, name string) error {
+	if err := unix.Symlinkat(target, dir, name); err != nil {
+		return fmt.Errorf("make link %s: %w", name, err)
+	}
+	return nil
+}
+
+// MkdirAt makes a directory in dir.
+func MkdirAt(dir int, name string) error {
+	if err := unix.Mkdirat(dir, name, 0o755); err != nil {
+		return fmt.Errorf("make directory %s: %w", name, err)
 	}
 	return nil
 }

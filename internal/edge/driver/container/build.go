@@ -169,11 +169,11 @@ func (d *Driver) buildRoot(b *built, spec driver.Spec, slot, userNS int) error {
 
 func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// buildMounts clones /dev and /sys.
+// buildMounts makes /dev and clones /sys.
 func (d *Driver) buildMounts(b *built, spec driver.Spec, userNS int) error {
-	dev, err := linux.CloneMountWith(d.host.dev, linux.MountAttr{Set: linux.MountReadOnly, UserNS: userNS})
+	dev, err := devTree(userNS)
 	if err := b.put(fdDev, dev, err); err != nil {
-		return fmt.Errorf("device tree: %w", err)
+		return err
 	}
 	sys, err := linux.CloneMount(spec.Network.Sysfs, true)
 	if err := b.put(fdSys, sys, err); err != nil {

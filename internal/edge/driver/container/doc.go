@@ -17,5 +17,5 @@
 //     user namespace, and root inside cannot trace it whatever capability it has.
 //   - aether is a child of the edge although stage made it. After a restart of the edge it is not any more: its status is
 //     then known only where the kernel keeps it.
-//   - /dev is one read-only tree for all sandboxes; only pts, shm and mqueue are a sandbox's own.
+//   - /dev is a read-only file system of each sandbox; /sys is one for all, of which each has a clone.
 package container

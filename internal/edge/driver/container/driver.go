@@ -33,7 +33,7 @@ type Options struct {
 
 // dirs are the places under RunDir.
 type dirs struct {
-	users, sockets, records, dev, skeleton, aether string
+	users, sockets, records, skeleton, aether string
 }
 
 // A Driver runs sandboxes as containers. It implements driver.Driver.
@@ -74,7 +74,7 @@ func Open(ctx context.Context, o Options) (_ *Driver, err error) {
 	}
 	d := &Driver{log: o.Log, boxes: map[sandbox.ID]*box{}, dirs: dirs{
 		users: filepath.Join(o.RunDir, "users"), sockets: filepath.Join(o.RunDir, "g"), records: filepath.Join(o.RunDir, "c"),
-		dev: filepath.Join(o.RunDir, "dev"), skeleton: filepath.Join(o.RunDir, "skeleton"), aether: filepath.Join(o.RunDir, "aether"),
+		skeleton: filepath.Join(o.RunDir, "skeleton"), aether: filepath.Join(o.RunDir, "aether"),
 	}}
 	d.records = records{dir: d.dirs.records}
 	defer func() {
@@ -82,10 +82,15 @@ func Open(ctx context.Context, o Options) (_ *Driver, err error) {
 			d.closeFiles()
 		}
 	}()
-	for _, dir := range []string{d.dirs.users, d.dirs.sockets, d.dirs.records, d.dirs.dev, d.dirs.skeleton} {
+	for _, dir := range []string{d.dirs.users, d.dirs.sockets, d.dirs.records, d.dirs.skeleton} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("make run directory: %w", err)
 		}
+	}
+	// An earlier version had one /dev for all; the sandboxes of its time keep theirs.
+	old := filepath.Join(o.RunDir, "dev")
+	if err := errors.Join(linux.UnmountPath(old, true), linux.RemoveDir(old)); err != nil {
+		return nil, err
 	}
 	null, err := linux.OpenAt(-1, "/dev/null", os.O_RDWR, 0)
 	if err != nil {
@@ -195,8 +200,8 @@ func (d *Driver) Close(ctx context.Context) error {
 		return err
 	}
 	d.Detach()
-	errs := []error{d.ranges.removeAll(), linux.UnmountPath(d.dirs.dev, true), os.Remove(d.dirs.aether)}
-	for _, dir := range []string{d.dirs.users, d.dirs.sockets, d.dirs.records, d.dirs.dev} {
+	errs := []error{d.ranges.removeAll(), os.Remove(d.dirs.aether)}
+	for _, dir := range []string{d.dirs.users, d.dirs.sockets, d.dirs.records} {
 		errs = append(errs, os.Remove(dir))
 	}
 	if err := errors.Join(append(errs, os.RemoveAll(d.dirs.skeleton))...); err != nil {

@@ -16,7 +16,6 @@ import (
 
 // host is what all sandboxes of an edge use: made once, read-only.
 type host struct {
-	dev      string // the tree of /dev, mounted
 	skeleton string // the lowest layer: places that every sandbox needs
 	mountNS  int    // the small mount namespace from which sandboxes are cloned
 	aether   int    // aether's program: a mount of its own, without a path
@@ -28,7 +27,7 @@ type host struct {
 const maxNofile = 1 << 16
 
 func openHost(ctx context.Context, o Options, d dirs, stage *stageRunner) (_ *host, err error) {
-	h := &host{dev: d.dev, skeleton: d.skeleton, mountNS: -1, aether: -1}
+	h := &host{skeleton: d.skeleton, mountNS: -1, aether: -1}
 	defer func() {
 		if err != nil {
 			h.close()
@@ -43,9 +42,6 @@ func openHost(ctx context.Context, o Options, d dirs, stage *stageRunner) (_ *ho
 	h.nofile = min(h.nofile, maxNofile)
 	h.masks = presentMasks("/")
 	if err := makeSkeleton(d.skeleton); err != nil {
-		return nil, err
-	}
-	if err := mountDevTree(d.dev); err != nil {
 		return nil, err
 	}
 	if h.mountNS, err = makeMountNS(ctx, stage, d.skeleton); err != nil {
@@ -111,46 +107,52 @@ func makeSkeleton(dir string) error {
 	return nil
 }
 
-// mountDevTree makes the one tree of /dev. Sandboxes get read-only clones of it. An old one, of an earlier process of
-// the edge, lives on in the sandboxes that have it.
-func mountDevTree(dir string) error {
-	if err := linux.UnmountPath(dir, true); err != nil {
-		return err
-	}
+// devTree makes a sandbox's /dev: a read-only tmpfs, seen through its ids. Each has one of its own, which costs some 0.1 ms:
+// locks and watches belong to files, so that with one tree for all everybody could hold a lock on /dev/null, and see through a
+// watch when others use it.
+func devTree(userNS int) (int, error) {
 	fd, err := linux.FSMount("tmpfs", []linux.FSOption{{Key: "mode", Value: "755"}, {Key: "size", Value: "64k"}},
 		linux.MountNoSUID|linux.MountNoExec)
 	if err != nil {
-		return fmt.Errorf("make device tree: %w", err)
+		return -1, fmt.Errorf("make device tree: %w", err)
 	}
-	defer linux.Close(fd)
-	if err := linux.AttachMount(fd, dir); err != nil {
-		return fmt.Errorf("make device tree: %w", err)
+	err = fillDevTree(fd)
+	if err == nil {
+		err = linux.SetMountAttr(fd, linux.MountAttr{Set: linux.MountReadOnly, UserNS: userNS})
 	}
-	return fillDevTree(dir)
+	if err != nil {
+		linux.Close(fd)
+		return -1, fmt.Errorf("make device tree: %w", err)
+	}
+	return fd, nil
 }
 
-func fillDevTree(dir string) error {
-	devices := []struct {
+var (
+	devNodes = []struct {
 		name         string
 		major, minor uint32
 	}{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}}
-	for _, d := range devices {
-		if err := linux.MakeCharDevice(filepath.Join(dir, d.name), d.major, d.minor); err != nil {
+	devLinks = [][2]string{
+		{"ptmx", "pts/ptmx"}, {"fd", "/proc/self/fd"}, {"stdin", "/proc/self/fd/0"}, {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"},
+	}
+	devDirs = []string{"pts", "shm", "mqueue"} // other mounts go there
+)
+
+func fillDevTree(dir int) error {
+	for _, d := range devNodes {
+		if err := linux.MakeCharDeviceAt(dir, d.name, d.major, d.minor); err != nil {
 			return err
 		}
 	}
-	links := [][2]string{
-		{"ptmx", "pts/ptmx"}, {"fd", "/proc/self/fd"}, {"stdin", "/proc/self/fd/0"}, {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"},
+	for _, l := range devLinks {
+		if err := linux.SymlinkAt(l[1], dir, l[0]); err != nil {
+			return err
+		}
 	}
-	var errs []error
-	for _, l := range links {
-		errs = append(errs, os.Symlink(l[1], filepath.Join(dir, l[0])))
-	}
-	for _, name := range []string{"pts", "shm", "mqueue"} {
-		errs = append(errs, os.Mkdir(filepath.Join(dir, name), 0o755))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("fill device tree: %w", err)
+	for _, name := range devDirs {
+		if err := linux.MkdirAt(dir, name); err != nil {
+			return err
+		}
 	}
 	return nil
 }
