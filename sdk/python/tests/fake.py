@@ -236,6 +236,7 @@ class Platform:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # from 3.13 on gather does not let callbacks run if all are done
 
     # One connection.
 
