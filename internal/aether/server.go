@@ -143,13 +143,12 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 func (s *Server) ServeConn(nc net.Conn) {
 	conn := wire.NewConn(nc, wire.Options{MaxMessage: maxHello, Timeout: writeTimeout})
 	s.mu.Lock()
+	defer s.mu.Unlock() // also over Go: Close waits for what it found in conns
 	if s.closing || len(s.conns) > maxStrange {
-		s.mu.Unlock()
 		_ = nc.Close()
 		return
 	}
 	s.conns[conn] = struct{}{}
-	s.mu.Unlock()
 	sess := &session{srv: s, conn: conn, commands: make(map[uint32]*command), transfers: make(map[uint32]transfer)}
 	s.sessions.Go(func() {
 		err := sess.run()
