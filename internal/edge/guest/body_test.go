@@ -219,8 +219,8 @@ func TestNodeMemoryIsBounded(t *testing.T) {
 		s.node = n
 		finishedWith(t, s, "x", 10_000)
 	}
-	if n.memory > n.memoryCap+10_000 {
-		t.Errorf("%d bytes in memory", n.memory)
+	if n.memory.Load() > n.memoryCap+10_000 {
+		t.Errorf("%d bytes in memory", n.memory.Load())
 	}
 }
 
@@ -244,8 +244,8 @@ func TestArchiveAndForget(t *testing.T) {
 		s.finished(m)
 	}
 	c.Archive()
-	if s.memory > endedMemory || s.memory == 0 || s.node.memory != s.memory {
-		t.Errorf("%d bytes in memory, %d of the node", s.memory, s.node.memory)
+	if s.memory > endedMemory || s.memory == 0 || s.node.memory.Load() != s.memory {
+		t.Errorf("%d bytes in memory, %d of the node", s.memory, s.node.memory.Load())
 	}
 	if m := c.finished[len(c.finished)-1]; m.onDisk() {
 		t.Error("the newest is in a file")
@@ -265,8 +265,8 @@ func TestArchiveAndForget(t *testing.T) {
 	}
 	c.Forget()
 	c.Archive() // comes late
-	if s.disk != 0 || s.node.disk != 0 || s.node.memory != 0 || s.node.spooled.Len() != 0 {
-		t.Errorf("forgotten: %d bytes in files, %d of the node, %d in memory, %d listed", s.disk, s.node.disk, s.node.memory, s.node.spooled.Len())
+	if s.disk != 0 || s.node.disk != 0 || s.node.memory.Load() != 0 || s.node.spooled.Len() != 0 {
+		t.Errorf("forgotten: %d bytes in files, %d of the node, %d in memory, %d listed", s.disk, s.node.disk, s.node.memory.Load(), s.node.spooled.Len())
 	}
 	if left, _ := os.ReadDir(s.dir); len(left) != 0 {
 		t.Errorf("files are left: %v", left)

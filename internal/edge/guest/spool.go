@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"dsec/internal/linux"
 )
@@ -29,10 +30,9 @@ const (
 // A node accounts for what the sandboxes of this process occupy together.
 type node struct {
 	memoryCap int64
-	share     int64 // NodeShare, other in tests
+	memory    atomic.Int64 // asked for with every piece of output
 
 	mu      sync.Mutex
-	memory  int64
 	disk    int64
 	diskCap int64     // 0 until the first file is made
 	spooled list.List // of *Command: finished, with bytes in files, oldest first
@@ -41,7 +41,7 @@ type node struct {
 // thisNode is the process's: it has one edge, whose options it would only be handed through.
 var thisNode = newNode()
 
-func newNode() *node { return &node{memoryCap: nodeMemory, share: NodeShare} }
+func newNode() *node { return &node{memoryCap: nodeMemory} }
 
 // measure finds the cap on disk from the file system of dir. Without an answer there is none but the sandboxes' own.
 func (n *node) measure(dir string) {
@@ -49,22 +49,14 @@ func (n *node) measure(dir string) {
 	defer n.mu.Unlock()
 	if n.diskCap == 0 {
 		if total, _, err := linux.DiskSpace(dir); err == nil {
-			n.diskCap = total / n.share
+			n.diskCap = total / NodeShare
 		}
 	}
 }
 
-func (n *node) addMemory(b int64) {
-	n.mu.Lock()
-	n.memory += b
-	n.mu.Unlock()
-}
-
 // memoryFull reports whether that part of the memory is used up.
 func (n *node) memoryFull(share int64) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.memory > n.memoryCap/share
+	return n.memory.Load() > n.memoryCap/share
 }
 
 // A spool accounts for what the streams of one sandbox occupy, and owns the directory.
@@ -148,7 +140,7 @@ func (s *spool) addMemory(n int) {
 	s.mu.Lock()
 	s.memory += int64(n)
 	s.mu.Unlock()
-	s.node.addMemory(int64(n))
+	s.node.memory.Add(int64(n))
 }
 
 // reserve asks for n more bytes of disk and makes room by dropping the oldest finished output: of the sandbox if that has too
