@@ -45,6 +45,9 @@ func (in *instance) command(id string) (GuestCommand, error) {
 	}
 	c, ok := g.Command(id)
 	if !ok {
+		if _, err := in.kept(); err != nil { // meanwhile it was given up: see reconnecting
+			return nil, err
+		}
 		return nil, sandbox.Errorf(sandbox.NotFound, "command_not_found", "sandbox %s has no command %q; the oldest results are dropped first", in.id, clip(id))
 	}
 	return c, nil

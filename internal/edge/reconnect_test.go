@@ -47,9 +47,17 @@ func TestSilentAethersDoNotHoldRecoveryUp(t *testing.T) {
 			w.expect(one, ready, "") // though its idle time is over soon: its commands are not known
 			break
 		}
+		asked := make(chan error, 1)
+		go func() {
+			_, err := w.find(one).command("x")
+			asked <- err
+		}()
 		began = time.Now()
 		if _, err := w.exec(one, "true", -1); err == nil || time.Since(began) > linkPatience {
 			t.Errorf("exec in a silent one: %v after %v", err, time.Since(began))
+		}
+		if err := <-asked; sandbox.ReasonOf(err) != "sandbox_ended" {
+			t.Errorf("a command of a sandbox that is given up: %v", err)
 		}
 		time.Sleep(reconnectTimeout + 4*linkTurn)
 		synctest.Wait()
