@@ -137,6 +137,10 @@ func TestDeleteEndsRunningCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
+	started := make([]byte, len("started\n"))
+	if _, err := io.ReadFull(resp.Body, started); err != nil || string(started) != "started\n" {
+		t.Fatalf("followed %q, %v", started, err)
+	}
 	waiting := make(chan *dsecv1.CommandResult, 1)
 	go func() {
 		r, _ := w.s.GetCommand(w.user(), &dsecv1.GetCommandRequest{SandboxId: string(w.id), CommandId: "c1", WaitSeconds: -1})
@@ -144,12 +148,11 @@ func TestDeleteEndsRunningCommands(t *testing.T) {
 	}()
 	start := time.Now()
 	w.delete(w.id, true)
-	if d := time.Since(start); d > 5*time.Second {
+	if d := time.Since(start); d > time.Minute {
 		t.Errorf("delete took %v", d)
 	}
-	body, _ := io.ReadAll(resp.Body) // it ends; whether cleanly depends on what was first
-	if string(body) != "started\n" {
-		t.Errorf("followed %q", body)
+	if rest, _ := io.ReadAll(resp.Body); len(rest) > 0 { // it ends; whether cleanly depends on what was first
+		t.Errorf("followed %q", rest)
 	}
 	if r := <-waiting; r == nil || r.Running || !r.Killed {
 		t.Errorf("result: %v", r)
