@@ -75,7 +75,7 @@ func runEdge(ctx context.Context, c *console, o *edgeOptions, log *slog.Logger) 
 			report(readiness{Error: err.Error()})
 		}
 	}()
-	relaxTimers(log)
+	tuneDaemon(log)
 	release, err := waitForLock(ctx, filepath.Join(o.edgeDir(), "lock"))
 	if err != nil {
 		return err

@@ -206,7 +206,7 @@ func upForeground(ctx context.Context, c *console, o *upOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	relaxTimers(log)
+	tuneDaemon(log)
 	listener, err := net.Listen("tcp", o.listen)
 	if err != nil {
 		return sandbox.Errorf(sandbox.FailedPrecondition, "cannot_listen", "cannot listen on %s: %v; choose another with --listen", o.listen, err)
@@ -267,8 +267,12 @@ func upForeground(ctx context.Context, c *console, o *upOptions) (err error) {
 // anything runs: with the usual slack of 50 µs that is a fifth of an idle daemon's CPU time for each request.
 const timerSlack = 500 * time.Microsecond
 
-func relaxTimers(log *slog.Logger) {
+// tuneDaemon sets what the kernel does for this process: late timers, and the last place in the list of the OOM killer.
+func tuneDaemon(log *slog.Logger) {
 	if err := linux.SetTimerSlack(timerSlack); err != nil {
 		log.Warn("the timer slack cannot be set; requests will cost more CPU time", "error", err)
+	}
+	if err := linux.SpareFromOOM(); err != nil {
+		log.Warn("the OOM killer may choose this process before a sandbox's", "error", err)
 	}
 }

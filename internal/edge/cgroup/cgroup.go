@@ -108,9 +108,6 @@ func Open(ctx context.Context, o Options) (*Tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the control groups of %s: %w", o.Name, err)
 	}
-	if err := linux.SpareFromOOM(); err != nil {
-		t.log.Warn("the OOM killer may choose this process", "error", err)
-	}
 	return t, nil
 }
 
