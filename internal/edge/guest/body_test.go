@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -392,15 +393,21 @@ func TestAbsentEdge(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	ctx := testContext(t)
+	gate := filepath.Join(w.dir, "gate")
+	if err := exec.Command("mkfifo", gate).Run(); err != nil {
+		t.Fatal(err)
+	}
 	for i := range 60 { // together more than aether may keep in memory
-		if _, err := c.Start(ctx, fmt.Sprint("n", i), shell(fmt.Sprintf("while [ ! -e %s/gate ]; do sleep 0.01; done; head -c 30000 /dev/zero; touch %s/n%d; head -c 270000 /dev/zero; echo end", w.dir, w.dir, i))); err != nil {
+		if _, err := c.Start(ctx, fmt.Sprint("n", i), shell(fmt.Sprintf(": <%s; head -c 30000 /dev/zero; touch %s/n%d; head -c 270000 /dev/zero; echo end", gate, w.dir, i))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c.Close()
-	if err := os.WriteFile(filepath.Join(w.dir, "gate"), nil, 0o644); err != nil {
+	opened, err := os.OpenFile(gate, os.O_WRONLY, 0) // all who wait to read go on
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer opened.Close()
 	for { // all of them are writing
 		written, err := filepath.Glob(filepath.Join(w.dir, "n*"))
 		if err != nil {
