@@ -76,7 +76,7 @@ test-root: build deps-test ## needs root and this kernel; 8 min
 	$(GO) run ./test/gotest -tags rootful -p 1 -timeout 8m -run "$$(scripts/root-tests.sh names)" $$(scripts/root-tests.sh packages)
 
 test-e2e: build venv ## through the SDK and real daemons; 8 min
-	DSEC_BIN=$(CURDIR)/$(BIN) $(call bound,20m) $(VENV)/bin/python -m pytest -q test/e2e test/hostile -m "not long"
+	DSEC_BIN=$(CURDIR)/$(BIN) $(call bound,45m) $(VENV)/bin/python -m pytest -q test/e2e test/hostile -m "not long"
 
 test-long: build venv ## what does not fit the budgets: soak, churn, all kill points, fuzzing
 	DSEC_BIN=$(CURDIR)/$(BIN) $(call bound,2h) $(VENV)/bin/python -m pytest -q test/e2e test/hostile

@@ -323,7 +323,7 @@ def shell(p: Platform, sandbox: str, script: str) -> str:
 def test_two_platforms(own: Platform) -> None:
     """A second one in the run directory of the first is refused and ends nothing; with its own it gets other user ids."""
     alive = create(own, "first")
-    with Platform() as other:
+    with Platform(alone=False) as other:
         real, other.run = other.run, own.run
         done = other.dsec(*up(other), check=False)
         assert done.returncode == 1 and "used by another platform" in done.stderr and "--run-dir" in done.stderr, done
