@@ -71,19 +71,20 @@ type rate struct {
 }
 
 // sustain has each of some workers call f again and again, and measures what all do in the given time; what is under way at
-// its end is not counted, nor is what was begun before its start.
+// its end is not counted, nor is what was begun before its start. Where nothing has ended by then, the time goes on until what is
+// under way has.
 func sustain(ctx context.Context, workers int, d time.Duration, f func(ctx context.Context, worker int) error) (rate, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	begin := time.Now()
 	end := begin.Add(d)
 	var mu sync.Mutex
-	var all samples
+	var all, late samples
 	ran := 0
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
-			var own samples
+			var own, after samples
 			calls := 0
 			for ctx.Err() == nil {
 				start := time.Now()
@@ -95,13 +96,17 @@ func sustain(ctx context.Context, workers int, d time.Duration, f func(ctx conte
 					cancel(err)
 					return
 				}
-				if now := time.Now(); now.Before(end) {
-					own = append(own, float64(now.Sub(start))/1e6)
+				now := time.Now()
+				took := float64(now.Sub(start)) / 1e6
+				if now.Before(end) {
+					own = append(own, took)
+				} else {
+					after = append(after, took)
 				}
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			all, ran = append(all, own...), ran+calls
+			all, late, ran = append(all, own...), append(late, after...), ran+calls
 		})
 	}
 	wg.Wait()
@@ -109,7 +114,10 @@ func sustain(ctx context.Context, workers int, d time.Duration, f func(ctx conte
 		return rate{}, err
 	}
 	if len(all) == 0 {
-		return rate{}, errors.New("nothing ended in the time of a round")
+		all, d = late, time.Since(begin)
+	}
+	if len(all) == 0 {
+		return rate{}, errors.New("no worker was given time for a call")
 	}
 	return rate{PerSecond: float64(len(all)) / d.Seconds(), Ran: ran, Latency: all}, nil
 }
