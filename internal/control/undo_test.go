@@ -211,8 +211,48 @@ func TestDisconnectInTheMiddleOfABatch(t *testing.T) {
 	if n, _ := p.edges[0].Counts(); n > 2*window+1 {
 		t.Errorf("%d creates, most of them for nobody", n)
 	}
-	// The first was delivered, unless the server saw the end before it noted that.
-	edgetest.Eventually(t, "the others are undone", func() bool { return len(p.edges[0].Live()) <= 1 })
+	edgetest.Eventually(t, "the others are undone, the first was delivered", func() bool { return len(p.edges[0].Live()) == 1 })
+}
+
+// leaves is an answer whose reader has it and is gone before the server can do anything else.
+type leaves struct {
+	*httptest.ResponseRecorder
+	cancel context.CancelFunc
+}
+
+func (l leaves) Flush() {
+	l.ResponseRecorder.Flush()
+	if strings.Contains(l.Body.String(), `"sandbox":`) {
+		l.cancel()
+	}
+}
+
+// A caller that leaves with its answer keeps the sandbox: a script that ends with its create, a loop that is left after the first.
+func TestWhoLeavesWithTheAnswerKeepsTheSandbox(t *testing.T) {
+	one := `{"spec":{"image":"base"}}`
+	many := `{"spec":{"image":"base"},"count":3}`
+	for _, c := range []struct{ procedure, contentType, body string }{
+		{dsecv1connect.SandboxServiceCreateSandboxProcedure, "application/json", one},
+		{dsecv1connect.SandboxServiceCreateSandboxesProcedure, "application/connect+json", "\x00\x00\x00\x00" + string(rune(len(many))) + many},
+	} {
+		p := start(t, func(o *control.Options) { o.BatchWindow = 1 })
+		p.publish("base", "base:latest", "")
+		ctx, cancel := context.WithCancel(t.Context())
+		r := httptest.NewRequestWithContext(ctx, "POST", c.procedure, strings.NewReader(c.body))
+		r.Header.Set("Authorization", "Bearer "+p.key)
+		r.Header.Set("Content-Type", c.contentType)
+		w := leaves{httptest.NewRecorder(), cancel}
+		p.control.Handler().ServeHTTP(w, r)
+		ok(t, p.control.Close()) // waits until what was not given is undone
+		for _, id := range p.edges[0].Live() {
+			if !strings.Contains(w.Body.String(), string(id)) {
+				t.Errorf("%s: %s lives, given was %s", c.procedure, id, w.Body)
+			}
+		}
+		if n := len(p.edges[0].Live()); n != 1 {
+			t.Errorf("%s: %d live", c.procedure, n)
+		}
+	}
 }
 
 // stuck is an answer whose reader does not read until told.

@@ -50,10 +50,12 @@ func (s *Server) exchange(x *exchange, r *http.Request, mux *http.ServeMux) {
 // is how a byte stream that broke is ended.
 func (s *Server) finish(x *exchange, r *http.Request, began time.Time) {
 	if x.release != nil {
+		// Looked at before the rest is sent: a caller who has read all of it may well be gone a moment later, and keeps its sandbox.
+		gone := r.Context().Err() != nil
 		if err := x.control.Flush(); err != nil && x.writeErr == nil {
 			x.writeErr = err
 		}
-		x.release(x.writeErr == nil && x.failure == nil && r.Context().Err() == nil)
+		x.release(!gone && x.writeErr == nil && x.failure == nil)
 	}
 	ctx, level, msg := r.Context(), slog.LevelDebug, "request"
 	if x.failure != nil {

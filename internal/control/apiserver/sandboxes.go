@@ -99,11 +99,15 @@ func (v sandboxService) CreateSandboxes(ctx context.Context, r *connect.Request[
 	var broken error
 	for c := range results {
 		if broken == nil {
-			if broken = stream.Send(c.response); broken != nil {
-				cancel()
-			}
+			broken = ctx.Err() // not after Send: who has read a result may be gone a moment later, and keeps that sandbox
 		}
-		c.release(broken == nil && ctx.Err() == nil)
+		if broken == nil {
+			broken = stream.Send(c.response)
+		}
+		if broken != nil {
+			cancel()
+		}
+		c.release(broken == nil)
 	}
 	cancel()
 	if broken != nil {
