@@ -7,13 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"dsec/internal/aether"
 	"dsec/internal/aether/config"
 	"dsec/sandbox"
 )
@@ -151,14 +155,31 @@ func TestEdgeRestart(t *testing.T) {
 	}
 }
 
+// In a bubble: time passes only while everybody waits, so that no attempt is slow.
 func TestWrongKey(t *testing.T) {
-	w := newWorld(t)
-	o := w.options()
-	o.Key = make([]byte, config.KeyLen)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	if _, err := Connect(ctx, o); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errKey) {
-		t.Errorf("connect with a wrong key: %v", err)
-	}
-	w.connect()
+	synctest.Test(t, func(t *testing.T) {
+		key := bytes.Repeat([]byte{1}, config.KeyLen)
+		srv, err := aether.New(aether.Options{Config: config.Config{Key: key, Cgroup: config.CgroupNone}, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer srv.Close()
+		dial := func(context.Context) (net.Conn, error) {
+			ours, its := net.Pipe()
+			srv.ServeConn(its)
+			return ours, nil
+		}
+		o := Options{ID: "test", Dial: dial, Key: make([]byte, config.KeyLen), OutputDir: t.TempDir()}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		if _, err := Connect(ctx, o); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errKey) {
+			t.Errorf("connect with a wrong key: %v", err)
+		}
+		o.Key = key
+		c, err := Connect(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	})
 }
