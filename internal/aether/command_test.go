@@ -25,7 +25,7 @@ func TestStarved(t *testing.T) {
 		"one that sleeps":         func() bool { return !sleeping.starved(time.Hour) },
 		"one that has had enough": func() bool { return !spinning.starved(time.Millisecond) },
 	} {
-		for deadline := time.Now().Add(10 * time.Second); !satisfied(); time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); !satisfied(); time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s is starved", name)
 			}

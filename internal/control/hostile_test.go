@@ -6,12 +6,14 @@ import (
 	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -316,7 +318,7 @@ func dial(t *testing.T, p *platform) net.Conn {
 	c, err := net.Dial("tcp", strings.TrimPrefix(p.url, "http://"))
 	ok(t, err)
 	t.Cleanup(func() { c.Close() })
-	ok(t, c.SetDeadline(time.Now().Add(30*time.Second))) // a server that holds the connection is a failure, not a hang
+	ok(t, c.SetDeadline(time.Now().Add(time.Minute))) // a server that holds the connection is a failure, not a hang
 	return c
 }
 
@@ -333,8 +335,7 @@ func TestSlowBody(t *testing.T) {
 	// A slow upload of an archive too, and it leaves nothing.
 	before := p.blobCount()
 	c = dial(t, p)
-	fmt.Fprintf(c, "POST /v1/environments/base/slow:1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 1000000\r\n\r\n", p.key)
-	c.Write(archive(map[string]string{"a": "b"})[:512])
+	fmt.Fprintf(c, "POST /v1/environments/base/slow:1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 1000000\r\n\r\n%s", p.key, archive(map[string]string{"a": "b"})[:512])
 	b, err = io.ReadAll(c)
 	ok(t, err)
 	if bytes.Contains(b, []byte(" 200 ")) {
@@ -346,12 +347,12 @@ func TestSlowBody(t *testing.T) {
 }
 
 func TestALongCommandIsNoSlowBody(t *testing.T) {
-	p := start(t, func(o *control.Options) { o.BodyIdle = 20 * time.Millisecond })
+	p := start(t, func(o *control.Options) { o.BodyIdle = time.Second }) // in which a slow machine sends a body, too
 	p.publish("base", "base:latest", "")
 	arrived, release := hold(p)
 	go func() {
 		<-arrived
-		time.Sleep(100 * time.Millisecond) // five times the idle time of bodies
+		time.Sleep(2 * time.Second) // twice the idle time of bodies
 		close(release)
 	}()
 	if _, err := p.create(&dsecv1.SandboxSpec{Image: "base"}, ""); err != nil {
@@ -374,7 +375,7 @@ func TestHeadsAreBounded(t *testing.T) {
 	ok(t, err)
 	defer c.Close()
 	io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nX-Slow: ")
-	if _, err := io.ReadAll(c); err != nil { // until the server closes
+	if _, err := io.ReadAll(c); err != nil && !errors.Is(err, syscall.ECONNRESET) { // until the server closes, perhaps before it has read that
 		t.Fatal(err)
 	}
 	code, _, _ := send(t, p.client, "GET", p.url+"/healthz", strings.Repeat("x", 80<<10), "", nil)

@@ -295,7 +295,7 @@ func TestBackPressure(t *testing.T) {
 }
 
 func TestEdgeVanishesWhileCreating(t *testing.T) {
-	p := start(t, nil)
+	p := start(t, func(o *control.Options) { o.AwayTimeout = time.Minute })
 	p.publish("base", "base:latest", "")
 	arrived, release := hold(p)
 	failed := make(chan error)
