@@ -35,8 +35,13 @@ const (
 	MsgFileInfo  Type = 24
 	MsgWriteFile Type = 25
 	MsgWriteDone Type = 26
-	MsgCancel    Type = 27 // no payload: the edge wants nothing more of this file transfer
-	msgLast      Type = MsgCancel
+	MsgCancel    Type = 27 // no payload: the edge wants nothing more of this transfer
+	MsgCall      Type = 28
+	MsgReply     Type = 29
+	MsgOpen      Type = 30
+	MsgOpened    Type = 31
+	MsgDone      Type = 32
+	msgLast      Type = MsgDone
 )
 
 // Channels of one stream.

@@ -116,6 +116,70 @@ func (Code) EnumDescriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{0}
 }
 
+type ChangeKind int32
+
+const (
+	ChangeKind_CHANGE_KIND_UNSPECIFIED    ChangeKind = 0
+	ChangeKind_CHANGE_KIND_MAKE_DIRECTORY ChangeKind = 1
+	ChangeKind_CHANGE_KIND_MOVE           ChangeKind = 2
+	ChangeKind_CHANGE_KIND_COPY           ChangeKind = 3
+	ChangeKind_CHANGE_KIND_REMOVE         ChangeKind = 4
+	ChangeKind_CHANGE_KIND_SET_MODE       ChangeKind = 5
+	ChangeKind_CHANGE_KIND_SET_OWNER      ChangeKind = 6
+	ChangeKind_CHANGE_KIND_MAKE_LINK      ChangeKind = 7
+)
+
+// Enum value maps for ChangeKind.
+var (
+	ChangeKind_name = map[int32]string{
+		0: "CHANGE_KIND_UNSPECIFIED",
+		1: "CHANGE_KIND_MAKE_DIRECTORY",
+		2: "CHANGE_KIND_MOVE",
+		3: "CHANGE_KIND_COPY",
+		4: "CHANGE_KIND_REMOVE",
+		5: "CHANGE_KIND_SET_MODE",
+		6: "CHANGE_KIND_SET_OWNER",
+		7: "CHANGE_KIND_MAKE_LINK",
+	}
+	ChangeKind_value = map[string]int32{
+		"CHANGE_KIND_UNSPECIFIED":    0,
+		"CHANGE_KIND_MAKE_DIRECTORY": 1,
+		"CHANGE_KIND_MOVE":           2,
+		"CHANGE_KIND_COPY":           3,
+		"CHANGE_KIND_REMOVE":         4,
+		"CHANGE_KIND_SET_MODE":       5,
+		"CHANGE_KIND_SET_OWNER":      6,
+		"CHANGE_KIND_MAKE_LINK":      7,
+	}
+)
+
+func (x ChangeKind) Enum() *ChangeKind {
+	p := new(ChangeKind)
+	*p = x
+	return p
+}
+
+func (x ChangeKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ChangeKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_aether_v1_aether_proto_enumTypes[1].Descriptor()
+}
+
+func (ChangeKind) Type() protoreflect.EnumType {
+	return &file_aether_v1_aether_proto_enumTypes[1]
+}
+
+func (x ChangeKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ChangeKind.Descriptor instead.
+func (ChangeKind) EnumDescriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{1}
+}
+
 // Hello is the first message of each side. The edge's carries the key; aether answers with the version it chose.
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -209,9 +273,14 @@ type Start struct {
 	StderrOffset uint64                 `protobuf:"varint,10,opt,name=stderr_offset,json=stderrOffset,proto3" json:"stderr_offset,omitempty"`
 	AttachOnly   bool                   `protobuf:"varint,11,opt,name=attach_only,json=attachOnly,proto3" json:"attach_only,omitempty"` // do not start it, NotFound if unknown
 	// The script is longer than an argument may be: it follows as data frames on the script channel and shell is empty.
-	ScriptFollows bool `protobuf:"varint,12,opt,name=script_follows,json=scriptFollows,proto3" json:"script_follows,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ScriptFollows     bool      `protobuf:"varint,12,opt,name=script_follows,json=scriptFollows,proto3" json:"script_follows,omitempty"`
+	NoOutputTimeoutMs uint64    `protobuf:"varint,13,opt,name=no_output_timeout_ms,json=noOutputTimeoutMs,proto3" json:"no_output_timeout_ms,omitempty"` // without a byte of output; 0 = none
+	Terminal          *Terminal `protobuf:"bytes,14,opt,name=terminal,proto3" json:"terminal,omitempty"`                                                 // stdin, stdout and stderr are one PTY; output is on the channel of stdout
+	Session           string    `protobuf:"bytes,15,opt,name=session,proto3" json:"session,omitempty"`                                                   // run the shell script in this session
+	StdinData         []byte    `protobuf:"bytes,16,opt,name=stdin_data,json=stdinData,proto3" json:"stdin_data,omitempty"`                              // in a session: all of its input
+	Trusted           bool      `protobuf:"varint,17,opt,name=trusted,proto3" json:"trusted,omitempty"`                                                  // shell and tools of aether's own mount; the edge has stopped all others
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Start) Reset() {
@@ -328,6 +397,93 @@ func (x *Start) GetScriptFollows() bool {
 	return false
 }
 
+func (x *Start) GetNoOutputTimeoutMs() uint64 {
+	if x != nil {
+		return x.NoOutputTimeoutMs
+	}
+	return 0
+}
+
+func (x *Start) GetTerminal() *Terminal {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
+func (x *Start) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *Start) GetStdinData() []byte {
+	if x != nil {
+		return x.StdinData
+	}
+	return nil
+}
+
+func (x *Start) GetTrusted() bool {
+	if x != nil {
+		return x.Trusted
+	}
+	return false
+}
+
+type Terminal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	Cols          uint32                 `protobuf:"varint,2,opt,name=cols,proto3" json:"cols,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Terminal) Reset() {
+	*x = Terminal{}
+	mi := &file_aether_v1_aether_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Terminal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Terminal) ProtoMessage() {}
+
+func (x *Terminal) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
+func (*Terminal) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Terminal) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Terminal) GetCols() uint32 {
+	if x != nil {
+		return x.Cols
+	}
+	return 0
+}
+
 type Started struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Pid   uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"` // inside
@@ -342,7 +498,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_aether_v1_aether_proto_msgTypes[2]
+	mi := &file_aether_v1_aether_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +510,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[2]
+	mi := &file_aether_v1_aether_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +523,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{2}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Started) GetPid() uint32 {
@@ -407,13 +563,14 @@ type Exit struct {
 	StdoutSize    uint64                 `protobuf:"varint,5,opt,name=stdout_size,json=stdoutSize,proto3" json:"stdout_size,omitempty"`
 	StderrSize    uint64                 `protobuf:"varint,6,opt,name=stderr_size,json=stderrSize,proto3" json:"stderr_size,omitempty"`
 	StdinBroken   bool                   `protobuf:"varint,7,opt,name=stdin_broken,json=stdinBroken,proto3" json:"stdin_broken,omitempty"`
+	NoOutput      bool                   `protobuf:"varint,8,opt,name=no_output,json=noOutput,proto3" json:"no_output,omitempty"` // timed_out, by no_output_timeout_ms
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_aether_v1_aether_proto_msgTypes[3]
+	mi := &file_aether_v1_aether_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -425,7 +582,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[3]
+	mi := &file_aether_v1_aether_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -438,7 +595,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{3}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Exit) GetExitCode() int32 {
@@ -490,6 +647,13 @@ func (x *Exit) GetStdinBroken() bool {
 	return false
 }
 
+func (x *Exit) GetNoOutput() bool {
+	if x != nil {
+		return x.NoOutput
+	}
+	return false
+}
+
 type Kill struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Signal        int32                  `protobuf:"varint,1,opt,name=signal,proto3" json:"signal,omitempty"` // 0 = the whole tree with SIGKILL
@@ -499,7 +663,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_aether_v1_aether_proto_msgTypes[4]
+	mi := &file_aether_v1_aether_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -511,7 +675,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[4]
+	mi := &file_aether_v1_aether_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -524,7 +688,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{4}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Kill) GetSignal() int32 {
@@ -543,7 +707,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_aether_v1_aether_proto_msgTypes[5]
+	mi := &file_aether_v1_aether_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +719,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[5]
+	mi := &file_aether_v1_aether_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +732,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{5}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{6}
 }
 
 type CommandStatus struct {
@@ -583,7 +747,7 @@ type CommandStatus struct {
 
 func (x *CommandStatus) Reset() {
 	*x = CommandStatus{}
-	mi := &file_aether_v1_aether_proto_msgTypes[6]
+	mi := &file_aether_v1_aether_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -595,7 +759,7 @@ func (x *CommandStatus) String() string {
 func (*CommandStatus) ProtoMessage() {}
 
 func (x *CommandStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[6]
+	mi := &file_aether_v1_aether_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -608,7 +772,7 @@ func (x *CommandStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandStatus.ProtoReflect.Descriptor instead.
 func (*CommandStatus) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{6}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CommandStatus) GetCommandId() string {
@@ -650,7 +814,7 @@ type Error struct {
 
 func (x *Error) Reset() {
 	*x = Error{}
-	mi := &file_aether_v1_aether_proto_msgTypes[7]
+	mi := &file_aether_v1_aether_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -662,7 +826,7 @@ func (x *Error) String() string {
 func (*Error) ProtoMessage() {}
 
 func (x *Error) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[7]
+	mi := &file_aether_v1_aether_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -675,7 +839,7 @@ func (x *Error) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Error.ProtoReflect.Descriptor instead.
 func (*Error) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{7}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Error) GetCode() Code {
@@ -711,7 +875,7 @@ type ReadFile struct {
 
 func (x *ReadFile) Reset() {
 	*x = ReadFile{}
-	mi := &file_aether_v1_aether_proto_msgTypes[8]
+	mi := &file_aether_v1_aether_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +887,7 @@ func (x *ReadFile) String() string {
 func (*ReadFile) ProtoMessage() {}
 
 func (x *ReadFile) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[8]
+	mi := &file_aether_v1_aether_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +900,7 @@ func (x *ReadFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFile.ProtoReflect.Descriptor instead.
 func (*ReadFile) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{8}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReadFile) GetPath() string {
@@ -782,7 +946,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_aether_v1_aether_proto_msgTypes[9]
+	mi := &file_aether_v1_aether_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -794,7 +958,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[9]
+	mi := &file_aether_v1_aether_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -807,7 +971,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{9}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *FileInfo) GetSize() uint64 {
@@ -853,21 +1017,26 @@ func (x *FileInfo) GetLength() uint64 {
 }
 
 type WriteFile struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	Mode          uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"` // 0 = 0644, or the existing file's
-	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`  // owner of a new file, and with whose rights
-	MakeParents   bool                   `protobuf:"varint,4,opt,name=make_parents,json=makeParents,proto3" json:"make_parents,omitempty"`
-	Size          int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`           // -1 = unknown
-	Sha256        []byte                 `protobuf:"bytes,6,opt,name=sha256,proto3" json:"sha256,omitempty"`        // of the content, if known
-	Exclusive     bool                   `protobuf:"varint,7,opt,name=exclusive,proto3" json:"exclusive,omitempty"` // refuse to replace
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Path        string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Mode        uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"` // 0 = 0644, or the existing file's
+	User        string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`  // owner of a new file, and with whose rights
+	MakeParents bool                   `protobuf:"varint,4,opt,name=make_parents,json=makeParents,proto3" json:"make_parents,omitempty"`
+	Size        int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`           // -1 = unknown
+	Sha256      []byte                 `protobuf:"bytes,6,opt,name=sha256,proto3" json:"sha256,omitempty"`        // of the content, if known
+	Exclusive   bool                   `protobuf:"varint,7,opt,name=exclusive,proto3" json:"exclusive,omitempty"` // refuse to replace
+	// Not atomic: append adds to the end of the file; in_place writes at offset and leaves the rest as it is. Both make a
+	// file that does not exist.
+	Append        bool   `protobuf:"varint,8,opt,name=append,proto3" json:"append,omitempty"`
+	InPlace       bool   `protobuf:"varint,9,opt,name=in_place,json=inPlace,proto3" json:"in_place,omitempty"`
+	Offset        uint64 `protobuf:"varint,10,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WriteFile) Reset() {
 	*x = WriteFile{}
-	mi := &file_aether_v1_aether_proto_msgTypes[10]
+	mi := &file_aether_v1_aether_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +1048,7 @@ func (x *WriteFile) String() string {
 func (*WriteFile) ProtoMessage() {}
 
 func (x *WriteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[10]
+	mi := &file_aether_v1_aether_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +1061,7 @@ func (x *WriteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFile.ProtoReflect.Descriptor instead.
 func (*WriteFile) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{10}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WriteFile) GetPath() string {
@@ -944,6 +1113,27 @@ func (x *WriteFile) GetExclusive() bool {
 	return false
 }
 
+func (x *WriteFile) GetAppend() bool {
+	if x != nil {
+		return x.Append
+	}
+	return false
+}
+
+func (x *WriteFile) GetInPlace() bool {
+	if x != nil {
+		return x.InPlace
+	}
+	return false
+}
+
+func (x *WriteFile) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
 type WriteDone struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Size          uint64                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`
@@ -954,7 +1144,7 @@ type WriteDone struct {
 
 func (x *WriteDone) Reset() {
 	*x = WriteDone{}
-	mi := &file_aether_v1_aether_proto_msgTypes[11]
+	mi := &file_aether_v1_aether_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1156,7 @@ func (x *WriteDone) String() string {
 func (*WriteDone) ProtoMessage() {}
 
 func (x *WriteDone) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[11]
+	mi := &file_aether_v1_aether_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1169,7 @@ func (x *WriteDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteDone.ProtoReflect.Descriptor instead.
 func (*WriteDone) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{11}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WriteDone) GetSize() uint64 {
@@ -994,6 +1184,2031 @@ func (x *WriteDone) GetSha256() []byte {
 		return x.Sha256
 	}
 	return nil
+}
+
+// Call asks for one thing, on a stream id of its own; the answer is Reply or Error.
+type Call struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Call:
+	//
+	//	*Call_Resize
+	//	*Call_CreateSession
+	//	*Call_ListSessions
+	//	*Call_DeleteSession
+	//	*Call_StatFiles
+	//	*Call_ChangeFiles
+	//	*Call_ListProcesses
+	//	*Call_SignalProcess
+	Call          isCall_Call `protobuf_oneof:"call"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Call) Reset() {
+	*x = Call{}
+	mi := &file_aether_v1_aether_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Call) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Call) ProtoMessage() {}
+
+func (x *Call) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Call.ProtoReflect.Descriptor instead.
+func (*Call) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Call) GetCall() isCall_Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *Call) GetResize() *Resize {
+	if x != nil {
+		if x, ok := x.Call.(*Call_Resize); ok {
+			return x.Resize
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetCreateSession() *CreateSession {
+	if x != nil {
+		if x, ok := x.Call.(*Call_CreateSession); ok {
+			return x.CreateSession
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetListSessions() *ListSessions {
+	if x != nil {
+		if x, ok := x.Call.(*Call_ListSessions); ok {
+			return x.ListSessions
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetDeleteSession() *DeleteSession {
+	if x != nil {
+		if x, ok := x.Call.(*Call_DeleteSession); ok {
+			return x.DeleteSession
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetStatFiles() *StatFiles {
+	if x != nil {
+		if x, ok := x.Call.(*Call_StatFiles); ok {
+			return x.StatFiles
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetChangeFiles() *ChangeFiles {
+	if x != nil {
+		if x, ok := x.Call.(*Call_ChangeFiles); ok {
+			return x.ChangeFiles
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetListProcesses() *ListProcesses {
+	if x != nil {
+		if x, ok := x.Call.(*Call_ListProcesses); ok {
+			return x.ListProcesses
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetSignalProcess() *SignalProcess {
+	if x != nil {
+		if x, ok := x.Call.(*Call_SignalProcess); ok {
+			return x.SignalProcess
+		}
+	}
+	return nil
+}
+
+type isCall_Call interface {
+	isCall_Call()
+}
+
+type Call_Resize struct {
+	Resize *Resize `protobuf:"bytes,1,opt,name=resize,proto3,oneof"`
+}
+
+type Call_CreateSession struct {
+	CreateSession *CreateSession `protobuf:"bytes,2,opt,name=create_session,json=createSession,proto3,oneof"`
+}
+
+type Call_ListSessions struct {
+	ListSessions *ListSessions `protobuf:"bytes,3,opt,name=list_sessions,json=listSessions,proto3,oneof"`
+}
+
+type Call_DeleteSession struct {
+	DeleteSession *DeleteSession `protobuf:"bytes,4,opt,name=delete_session,json=deleteSession,proto3,oneof"`
+}
+
+type Call_StatFiles struct {
+	StatFiles *StatFiles `protobuf:"bytes,5,opt,name=stat_files,json=statFiles,proto3,oneof"`
+}
+
+type Call_ChangeFiles struct {
+	ChangeFiles *ChangeFiles `protobuf:"bytes,6,opt,name=change_files,json=changeFiles,proto3,oneof"`
+}
+
+type Call_ListProcesses struct {
+	ListProcesses *ListProcesses `protobuf:"bytes,7,opt,name=list_processes,json=listProcesses,proto3,oneof"`
+}
+
+type Call_SignalProcess struct {
+	SignalProcess *SignalProcess `protobuf:"bytes,8,opt,name=signal_process,json=signalProcess,proto3,oneof"`
+}
+
+func (*Call_Resize) isCall_Call() {}
+
+func (*Call_CreateSession) isCall_Call() {}
+
+func (*Call_ListSessions) isCall_Call() {}
+
+func (*Call_DeleteSession) isCall_Call() {}
+
+func (*Call_StatFiles) isCall_Call() {}
+
+func (*Call_ChangeFiles) isCall_Call() {}
+
+func (*Call_ListProcesses) isCall_Call() {}
+
+func (*Call_SignalProcess) isCall_Call() {}
+
+// Reply is what a Call gave. Those without an answer of their own get an empty one.
+type Reply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Reply:
+	//
+	//	*Reply_Session
+	//	*Reply_Sessions
+	//	*Reply_StatResults
+	//	*Reply_ChangeResult
+	//	*Reply_Processes
+	Reply         isReply_Reply `protobuf_oneof:"reply"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reply) Reset() {
+	*x = Reply{}
+	mi := &file_aether_v1_aether_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reply) ProtoMessage() {}
+
+func (x *Reply) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reply.ProtoReflect.Descriptor instead.
+func (*Reply) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Reply) GetReply() isReply_Reply {
+	if x != nil {
+		return x.Reply
+	}
+	return nil
+}
+
+func (x *Reply) GetSession() *Session {
+	if x != nil {
+		if x, ok := x.Reply.(*Reply_Session); ok {
+			return x.Session
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetSessions() *Sessions {
+	if x != nil {
+		if x, ok := x.Reply.(*Reply_Sessions); ok {
+			return x.Sessions
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetStatResults() *StatResults {
+	if x != nil {
+		if x, ok := x.Reply.(*Reply_StatResults); ok {
+			return x.StatResults
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetChangeResult() *ChangeResult {
+	if x != nil {
+		if x, ok := x.Reply.(*Reply_ChangeResult); ok {
+			return x.ChangeResult
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetProcesses() *Processes {
+	if x != nil {
+		if x, ok := x.Reply.(*Reply_Processes); ok {
+			return x.Processes
+		}
+	}
+	return nil
+}
+
+type isReply_Reply interface {
+	isReply_Reply()
+}
+
+type Reply_Session struct {
+	Session *Session `protobuf:"bytes,1,opt,name=session,proto3,oneof"`
+}
+
+type Reply_Sessions struct {
+	Sessions *Sessions `protobuf:"bytes,2,opt,name=sessions,proto3,oneof"`
+}
+
+type Reply_StatResults struct {
+	StatResults *StatResults `protobuf:"bytes,3,opt,name=stat_results,json=statResults,proto3,oneof"`
+}
+
+type Reply_ChangeResult struct {
+	ChangeResult *ChangeResult `protobuf:"bytes,4,opt,name=change_result,json=changeResult,proto3,oneof"`
+}
+
+type Reply_Processes struct {
+	Processes *Processes `protobuf:"bytes,5,opt,name=processes,proto3,oneof"`
+}
+
+func (*Reply_Session) isReply_Reply() {}
+
+func (*Reply_Sessions) isReply_Reply() {}
+
+func (*Reply_StatResults) isReply_Reply() {}
+
+func (*Reply_ChangeResult) isReply_Reply() {}
+
+func (*Reply_Processes) isReply_Reply() {}
+
+// Open opens a byte stream on a stream id: after Opened data frames go both ways, each within the other's credit, channel
+// Stdin to aether and Stdout from it, each ended by its own End flag. Done is aether's last message, after its End; Error
+// may take the place of Opened or Done. The edge ends it early by Cancel.
+type Open struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Open:
+	//
+	//	*Open_Dial
+	//	*Open_ListFiles
+	//	*Open_WatchFiles
+	//	*Open_ReadArchive
+	//	*Open_WriteArchive
+	Open          isOpen_Open `protobuf_oneof:"open"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Open) Reset() {
+	*x = Open{}
+	mi := &file_aether_v1_aether_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Open) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Open) ProtoMessage() {}
+
+func (x *Open) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Open.ProtoReflect.Descriptor instead.
+func (*Open) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Open) GetOpen() isOpen_Open {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *Open) GetDial() *Dial {
+	if x != nil {
+		if x, ok := x.Open.(*Open_Dial); ok {
+			return x.Dial
+		}
+	}
+	return nil
+}
+
+func (x *Open) GetListFiles() *ListFiles {
+	if x != nil {
+		if x, ok := x.Open.(*Open_ListFiles); ok {
+			return x.ListFiles
+		}
+	}
+	return nil
+}
+
+func (x *Open) GetWatchFiles() *WatchFiles {
+	if x != nil {
+		if x, ok := x.Open.(*Open_WatchFiles); ok {
+			return x.WatchFiles
+		}
+	}
+	return nil
+}
+
+func (x *Open) GetReadArchive() *ReadArchive {
+	if x != nil {
+		if x, ok := x.Open.(*Open_ReadArchive); ok {
+			return x.ReadArchive
+		}
+	}
+	return nil
+}
+
+func (x *Open) GetWriteArchive() *WriteArchive {
+	if x != nil {
+		if x, ok := x.Open.(*Open_WriteArchive); ok {
+			return x.WriteArchive
+		}
+	}
+	return nil
+}
+
+type isOpen_Open interface {
+	isOpen_Open()
+}
+
+type Open_Dial struct {
+	Dial *Dial `protobuf:"bytes,1,opt,name=dial,proto3,oneof"`
+}
+
+type Open_ListFiles struct {
+	ListFiles *ListFiles `protobuf:"bytes,2,opt,name=list_files,json=listFiles,proto3,oneof"` // out: FileEntry, each after its length as a varint
+}
+
+type Open_WatchFiles struct {
+	WatchFiles *WatchFiles `protobuf:"bytes,3,opt,name=watch_files,json=watchFiles,proto3,oneof"` // out: FileEvent, likewise
+}
+
+type Open_ReadArchive struct {
+	ReadArchive *ReadArchive `protobuf:"bytes,4,opt,name=read_archive,json=readArchive,proto3,oneof"` // out: tar
+}
+
+type Open_WriteArchive struct {
+	WriteArchive *WriteArchive `protobuf:"bytes,5,opt,name=write_archive,json=writeArchive,proto3,oneof"` // in: tar
+}
+
+func (*Open_Dial) isOpen_Open() {}
+
+func (*Open_ListFiles) isOpen_Open() {}
+
+func (*Open_WatchFiles) isOpen_Open() {}
+
+func (*Open_ReadArchive) isOpen_Open() {}
+
+func (*Open_WriteArchive) isOpen_Open() {}
+
+type Opened struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Opened) Reset() {
+	*x = Opened{}
+	mi := &file_aether_v1_aether_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Opened) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Opened) ProtoMessage() {}
+
+func (x *Opened) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Opened.ProtoReflect.Descriptor instead.
+func (*Opened) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{16}
+}
+
+type Done struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       uint64                 `protobuf:"varint,1,opt,name=entries,proto3" json:"entries,omitempty"` // of an archive
+	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Done) Reset() {
+	*x = Done{}
+	mi := &file_aether_v1_aether_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Done) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Done) ProtoMessage() {}
+
+func (x *Done) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Done.ProtoReflect.Descriptor instead.
+func (*Done) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Done) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *Done) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// Dial connects to a TCP port as a program inside would.
+type Dial struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"` // "" = the sandbox's loopback, IPv4 or else IPv6; names are looked up inside
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	TimeoutMs     uint64                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Dial) Reset() {
+	*x = Dial{}
+	mi := &file_aether_v1_aether_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Dial) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Dial) ProtoMessage() {}
+
+func (x *Dial) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Dial.ProtoReflect.Descriptor instead.
+func (*Dial) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Dial) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Dial) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Dial) GetTimeoutMs() uint64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type Resize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CommandId     string                 `protobuf:"bytes,1,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
+	Rows          uint32                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	Cols          uint32                 `protobuf:"varint,3,opt,name=cols,proto3" json:"cols,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resize) Reset() {
+	*x = Resize{}
+	mi := &file_aether_v1_aether_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resize) ProtoMessage() {}
+
+func (x *Resize) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resize.ProtoReflect.Descriptor instead.
+func (*Resize) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Resize) GetCommandId() string {
+	if x != nil {
+		return x.CommandId
+	}
+	return ""
+}
+
+func (x *Resize) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Resize) GetCols() uint32 {
+	if x != nil {
+		return x.Cols
+	}
+	return 0
+}
+
+type CreateSession struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Cwd           string                 `protobuf:"bytes,2,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	Env           []string               `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSession) Reset() {
+	*x = CreateSession{}
+	mi := &file_aether_v1_aether_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSession) ProtoMessage() {}
+
+func (x *CreateSession) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSession.ProtoReflect.Descriptor instead.
+func (*CreateSession) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *CreateSession) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateSession) GetCwd() string {
+	if x != nil {
+		return x.Cwd
+	}
+	return ""
+}
+
+func (x *CreateSession) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *CreateSession) GetEnv() []string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+type ListSessions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessions) Reset() {
+	*x = ListSessions{}
+	mi := &file_aether_v1_aether_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessions) ProtoMessage() {}
+
+func (x *ListSessions) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessions.ProtoReflect.Descriptor instead.
+func (*ListSessions) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{21}
+}
+
+type DeleteSession struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSession) Reset() {
+	*x = DeleteSession{}
+	mi := &file_aether_v1_aether_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSession) ProtoMessage() {}
+
+func (x *DeleteSession) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSession.ProtoReflect.Descriptor instead.
+func (*DeleteSession) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *DeleteSession) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type Session struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Ended           bool                   `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
+	ExitCode        int32                  `protobuf:"varint,3,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	Signal          int32                  `protobuf:"varint,4,opt,name=signal,proto3" json:"signal,omitempty"`
+	Reason          string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	CreatedNs       int64                  `protobuf:"varint,6,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"` // Unix time
+	RunningCommand  string                 `protobuf:"bytes,7,opt,name=running_command,json=runningCommand,proto3" json:"running_command,omitempty"`
+	WaitingCommands uint32                 `protobuf:"varint,8,opt,name=waiting_commands,json=waitingCommands,proto3" json:"waiting_commands,omitempty"`
+	Shell           string                 `protobuf:"bytes,9,opt,name=shell,proto3" json:"shell,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Session) Reset() {
+	*x = Session{}
+	mi := &file_aether_v1_aether_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Session) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Session) ProtoMessage() {}
+
+func (x *Session) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Session.ProtoReflect.Descriptor instead.
+func (*Session) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Session) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Session) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *Session) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *Session) GetSignal() int32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+func (x *Session) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Session) GetCreatedNs() int64 {
+	if x != nil {
+		return x.CreatedNs
+	}
+	return 0
+}
+
+func (x *Session) GetRunningCommand() string {
+	if x != nil {
+		return x.RunningCommand
+	}
+	return ""
+}
+
+func (x *Session) GetWaitingCommands() uint32 {
+	if x != nil {
+		return x.WaitingCommands
+	}
+	return 0
+}
+
+func (x *Session) GetShell() string {
+	if x != nil {
+		return x.Shell
+	}
+	return ""
+}
+
+type Sessions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*Session             `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sessions) Reset() {
+	*x = Sessions{}
+	mi := &file_aether_v1_aether_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sessions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sessions) ProtoMessage() {}
+
+func (x *Sessions) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
+func (*Sessions) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Sessions) GetSessions() []*Session {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+// FileEntry is what lstat tells.
+type FileEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Mode          uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"` // with the type, as st_mode
+	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid           uint32                 `protobuf:"varint,5,opt,name=gid,proto3" json:"gid,omitempty"`
+	MtimeNs       int64                  `protobuf:"varint,6,opt,name=mtime_ns,json=mtimeNs,proto3" json:"mtime_ns,omitempty"`
+	LinkTarget    []byte                 `protobuf:"bytes,7,opt,name=link_target,json=linkTarget,proto3" json:"link_target,omitempty"`
+	Blocks        uint64                 `protobuf:"varint,8,opt,name=blocks,proto3" json:"blocks,omitempty"` // of 512 bytes
+	Links         uint32                 `protobuf:"varint,9,opt,name=links,proto3" json:"links,omitempty"`
+	Inode         uint64                 `protobuf:"varint,10,opt,name=inode,proto3" json:"inode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileEntry) Reset() {
+	*x = FileEntry{}
+	mi := &file_aether_v1_aether_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileEntry) ProtoMessage() {}
+
+func (x *FileEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileEntry.ProtoReflect.Descriptor instead.
+func (*FileEntry) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *FileEntry) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *FileEntry) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *FileEntry) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FileEntry) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *FileEntry) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *FileEntry) GetMtimeNs() int64 {
+	if x != nil {
+		return x.MtimeNs
+	}
+	return 0
+}
+
+func (x *FileEntry) GetLinkTarget() []byte {
+	if x != nil {
+		return x.LinkTarget
+	}
+	return nil
+}
+
+func (x *FileEntry) GetBlocks() uint64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *FileEntry) GetLinks() uint32 {
+	if x != nil {
+		return x.Links
+	}
+	return 0
+}
+
+func (x *FileEntry) GetInode() uint64 {
+	if x != nil {
+		return x.Inode
+	}
+	return 0
+}
+
+type StatFiles struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Paths         []string               `protobuf:"bytes,1,rep,name=paths,proto3" json:"paths,omitempty"`
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	Follow        bool                   `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatFiles) Reset() {
+	*x = StatFiles{}
+	mi := &file_aether_v1_aether_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatFiles) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatFiles) ProtoMessage() {}
+
+func (x *StatFiles) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatFiles.ProtoReflect.Descriptor instead.
+func (*StatFiles) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *StatFiles) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *StatFiles) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *StatFiles) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type StatResults struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Results       []*StatResult          `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatResults) Reset() {
+	*x = StatResults{}
+	mi := &file_aether_v1_aether_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatResults) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatResults) ProtoMessage() {}
+
+func (x *StatResults) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatResults.ProtoReflect.Descriptor instead.
+func (*StatResults) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *StatResults) GetResults() []*StatResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type StatResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	File          *FileEntry             `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatResult) Reset() {
+	*x = StatResult{}
+	mi := &file_aether_v1_aether_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatResult) ProtoMessage() {}
+
+func (x *StatResult) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatResult.ProtoReflect.Descriptor instead.
+func (*StatResult) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *StatResult) GetFile() *FileEntry {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
+func (x *StatResult) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+type ListFiles struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	Depth         int32                  `protobuf:"varint,3,opt,name=depth,proto3" json:"depth,omitempty"` // 1 = its own entries, -1 = all below
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFiles) Reset() {
+	*x = ListFiles{}
+	mi := &file_aether_v1_aether_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFiles) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFiles) ProtoMessage() {}
+
+func (x *ListFiles) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFiles.ProtoReflect.Descriptor instead.
+func (*ListFiles) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ListFiles) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ListFiles) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ListFiles) GetDepth() int32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+type WatchFiles struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchFiles) Reset() {
+	*x = WatchFiles{}
+	mi := &file_aether_v1_aether_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchFiles) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchFiles) ProtoMessage() {}
+
+func (x *WatchFiles) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchFiles.ProtoReflect.Descriptor instead.
+func (*WatchFiles) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *WatchFiles) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *WatchFiles) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *WatchFiles) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+type FileEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Kind          uint32                 `protobuf:"varint,2,opt,name=kind,proto3" json:"kind,omitempty"` // dsec.v1.FileEventKind
+	Directory     bool                   `protobuf:"varint,3,opt,name=directory,proto3" json:"directory,omitempty"`
+	Overflow      bool                   `protobuf:"varint,4,opt,name=overflow,proto3" json:"overflow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileEvent) Reset() {
+	*x = FileEvent{}
+	mi := &file_aether_v1_aether_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileEvent) ProtoMessage() {}
+
+func (x *FileEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileEvent.ProtoReflect.Descriptor instead.
+func (*FileEvent) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *FileEvent) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *FileEvent) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *FileEvent) GetDirectory() bool {
+	if x != nil {
+		return x.Directory
+	}
+	return false
+}
+
+func (x *FileEvent) GetOverflow() bool {
+	if x != nil {
+		return x.Overflow
+	}
+	return false
+}
+
+type ChangeFiles struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	Changes       []*Change              `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeFiles) Reset() {
+	*x = ChangeFiles{}
+	mi := &file_aether_v1_aether_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeFiles) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeFiles) ProtoMessage() {}
+
+func (x *ChangeFiles) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeFiles.ProtoReflect.Descriptor instead.
+func (*ChangeFiles) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ChangeFiles) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ChangeFiles) GetChanges() []*Change {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+type Change struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          ChangeKind             `protobuf:"varint,1,opt,name=kind,proto3,enum=aether.v1.ChangeKind" json:"kind,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	To            string                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"` // of a move or copy; the target of a link
+	Mode          uint32                 `protobuf:"varint,4,opt,name=mode,proto3" json:"mode,omitempty"`
+	Owner         string                 `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
+	Recursive     bool                   `protobuf:"varint,6,opt,name=recursive,proto3" json:"recursive,omitempty"` // make a directory: with parents
+	Exclusive     bool                   `protobuf:"varint,7,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
+	MissingOk     bool                   `protobuf:"varint,8,opt,name=missing_ok,json=missingOk,proto3" json:"missing_ok,omitempty"`
+	Hard          bool                   `protobuf:"varint,9,opt,name=hard,proto3" json:"hard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Change) Reset() {
+	*x = Change{}
+	mi := &file_aether_v1_aether_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Change) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Change) ProtoMessage() {}
+
+func (x *Change) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Change.ProtoReflect.Descriptor instead.
+func (*Change) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Change) GetKind() ChangeKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ChangeKind_CHANGE_KIND_UNSPECIFIED
+}
+
+func (x *Change) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Change) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *Change) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *Change) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Change) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+func (x *Change) GetExclusive() bool {
+	if x != nil {
+		return x.Exclusive
+	}
+	return false
+}
+
+func (x *Change) GetMissingOk() bool {
+	if x != nil {
+		return x.MissingOk
+	}
+	return false
+}
+
+func (x *Change) GetHard() bool {
+	if x != nil {
+		return x.Hard
+	}
+	return false
+}
+
+type ChangeResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Done          uint32                 `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`  // how many changes were made
+	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"` // of the next one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeResult) Reset() {
+	*x = ChangeResult{}
+	mi := &file_aether_v1_aether_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeResult) ProtoMessage() {}
+
+func (x *ChangeResult) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeResult.ProtoReflect.Descriptor instead.
+func (*ChangeResult) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ChangeResult) GetDone() uint32 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *ChangeResult) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+type ReadArchive struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // a directory, or one file
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	Content       bool                   `protobuf:"varint,3,opt,name=content,proto3" json:"content,omitempty"` // of a directory: its entries without itself
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadArchive) Reset() {
+	*x = ReadArchive{}
+	mi := &file_aether_v1_aether_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadArchive) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadArchive) ProtoMessage() {}
+
+func (x *ReadArchive) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadArchive.ProtoReflect.Descriptor instead.
+func (*ReadArchive) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ReadArchive) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ReadArchive) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ReadArchive) GetContent() bool {
+	if x != nil {
+		return x.Content
+	}
+	return false
+}
+
+type WriteArchive struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Path           string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // the directory into which it goes; entries cannot leave it
+	User           string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"` // owner of what it makes, unless keep_owners
+	KeepOwners     bool                   `protobuf:"varint,3,opt,name=keep_owners,json=keepOwners,proto3" json:"keep_owners,omitempty"`
+	MakeParents    bool                   `protobuf:"varint,4,opt,name=make_parents,json=makeParents,proto3" json:"make_parents,omitempty"`
+	NoReplaceTypes bool                   `protobuf:"varint,5,opt,name=no_replace_types,json=noReplaceTypes,proto3" json:"no_replace_types,omitempty"` // refuse to replace a directory by another thing, and the reverse
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *WriteArchive) Reset() {
+	*x = WriteArchive{}
+	mi := &file_aether_v1_aether_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteArchive) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteArchive) ProtoMessage() {}
+
+func (x *WriteArchive) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteArchive.ProtoReflect.Descriptor instead.
+func (*WriteArchive) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *WriteArchive) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *WriteArchive) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *WriteArchive) GetKeepOwners() bool {
+	if x != nil {
+		return x.KeepOwners
+	}
+	return false
+}
+
+func (x *WriteArchive) GetMakeParents() bool {
+	if x != nil {
+		return x.MakeParents
+	}
+	return false
+}
+
+func (x *WriteArchive) GetNoReplaceTypes() bool {
+	if x != nil {
+		return x.NoReplaceTypes
+	}
+	return false
+}
+
+type ListProcesses struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProcesses) Reset() {
+	*x = ListProcesses{}
+	mi := &file_aether_v1_aether_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProcesses) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProcesses) ProtoMessage() {}
+
+func (x *ListProcesses) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProcesses.ProtoReflect.Descriptor instead.
+func (*ListProcesses) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{37}
+}
+
+type Process struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pid           int32                  `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	Parent        int32                  `protobuf:"varint,2,opt,name=parent,proto3" json:"parent,omitempty"`
+	Uid           uint32                 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Name          []byte                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Argv          [][]byte               `protobuf:"bytes,5,rep,name=argv,proto3" json:"argv,omitempty"`
+	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
+	CpuTicks      uint64                 `protobuf:"varint,7,opt,name=cpu_ticks,json=cpuTicks,proto3" json:"cpu_ticks,omitempty"`
+	MemoryBytes   uint64                 `protobuf:"varint,8,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	StartedTicks  uint64                 `protobuf:"varint,9,opt,name=started_ticks,json=startedTicks,proto3" json:"started_ticks,omitempty"`
+	CommandId     string                 `protobuf:"bytes,10,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
+	Threads       uint32                 `protobuf:"varint,11,opt,name=threads,proto3" json:"threads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Process) Reset() {
+	*x = Process{}
+	mi := &file_aether_v1_aether_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Process) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Process) ProtoMessage() {}
+
+func (x *Process) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Process.ProtoReflect.Descriptor instead.
+func (*Process) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *Process) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Process) GetParent() int32 {
+	if x != nil {
+		return x.Parent
+	}
+	return 0
+}
+
+func (x *Process) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Process) GetName() []byte {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+func (x *Process) GetArgv() [][]byte {
+	if x != nil {
+		return x.Argv
+	}
+	return nil
+}
+
+func (x *Process) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Process) GetCpuTicks() uint64 {
+	if x != nil {
+		return x.CpuTicks
+	}
+	return 0
+}
+
+func (x *Process) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Process) GetStartedTicks() uint64 {
+	if x != nil {
+		return x.StartedTicks
+	}
+	return 0
+}
+
+func (x *Process) GetCommandId() string {
+	if x != nil {
+		return x.CommandId
+	}
+	return ""
+}
+
+func (x *Process) GetThreads() uint32 {
+	if x != nil {
+		return x.Threads
+	}
+	return 0
+}
+
+type Processes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Processes     []*Process             `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Processes) Reset() {
+	*x = Processes{}
+	mi := &file_aether_v1_aether_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Processes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Processes) ProtoMessage() {}
+
+func (x *Processes) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Processes.ProtoReflect.Descriptor instead.
+func (*Processes) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *Processes) GetProcesses() []*Process {
+	if x != nil {
+		return x.Processes
+	}
+	return nil
+}
+
+type SignalProcess struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pid           int32                  `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	Signal        int32                  `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	StartedTicks  uint64                 `protobuf:"varint,3,opt,name=started_ticks,json=startedTicks,proto3" json:"started_ticks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignalProcess) Reset() {
+	*x = SignalProcess{}
+	mi := &file_aether_v1_aether_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignalProcess) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignalProcess) ProtoMessage() {}
+
+func (x *SignalProcess) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignalProcess.ProtoReflect.Descriptor instead.
+func (*SignalProcess) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *SignalProcess) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *SignalProcess) GetSignal() int32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+func (x *SignalProcess) GetStartedTicks() uint64 {
+	if x != nil {
+		return x.StartedTicks
+	}
+	return 0
 }
 
 // Config is what the launcher writes to aether's config descriptor; see internal/aether/config.
@@ -1011,7 +3226,7 @@ type Config struct {
 
 func (x *Config) Reset() {
 	*x = Config{}
-	mi := &file_aether_v1_aether_proto_msgTypes[12]
+	mi := &file_aether_v1_aether_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1023,7 +3238,7 @@ func (x *Config) String() string {
 func (*Config) ProtoMessage() {}
 
 func (x *Config) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[12]
+	mi := &file_aether_v1_aether_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1036,7 +3251,7 @@ func (x *Config) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Config.ProtoReflect.Descriptor instead.
 func (*Config) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{12}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Config) GetKey() []byte {
@@ -1093,7 +3308,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"maxVersion\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\rR\aversion\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x124\n" +
-	"\bcommands\x18\x05 \x03(\v2\x18.aether.v1.CommandStatusR\bcommands\"\xcf\x02\n" +
+	"\bcommands\x18\x05 \x03(\v2\x18.aether.v1.CommandStatusR\bcommands\"\x84\x04\n" +
 	"\x05Start\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x12\n" +
@@ -1110,12 +3325,21 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	" \x01(\x04R\fstderrOffset\x12\x1f\n" +
 	"\vattach_only\x18\v \x01(\bR\n" +
 	"attachOnly\x12%\n" +
-	"\x0escript_follows\x18\f \x01(\bR\rscriptFollows\"\x88\x01\n" +
+	"\x0escript_follows\x18\f \x01(\bR\rscriptFollows\x12/\n" +
+	"\x14no_output_timeout_ms\x18\r \x01(\x04R\x11noOutputTimeoutMs\x12/\n" +
+	"\bterminal\x18\x0e \x01(\v2\x13.aether.v1.TerminalR\bterminal\x12\x18\n" +
+	"\asession\x18\x0f \x01(\tR\asession\x12\x1d\n" +
+	"\n" +
+	"stdin_data\x18\x10 \x01(\fR\tstdinData\x12\x18\n" +
+	"\atrusted\x18\x11 \x01(\bR\atrusted\"2\n" +
+	"\bTerminal\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x12\n" +
+	"\x04cols\x18\x02 \x01(\rR\x04cols\"\x88\x01\n" +
 	"\aStarted\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12#\n" +
 	"\rstdout_offset\x18\x02 \x01(\x04R\fstdoutOffset\x12#\n" +
 	"\rstderr_offset\x18\x03 \x01(\x04R\fstderrOffset\x12!\n" +
-	"\fstdin_offset\x18\x04 \x01(\x04R\vstdinOffset\"\xd5\x01\n" +
+	"\fstdin_offset\x18\x04 \x01(\x04R\vstdinOffset\"\xf2\x01\n" +
 	"\x04Exit\x12\x1b\n" +
 	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12\x1b\n" +
@@ -1125,7 +3349,8 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"stdoutSize\x12\x1f\n" +
 	"\vstderr_size\x18\x06 \x01(\x04R\n" +
 	"stderrSize\x12!\n" +
-	"\fstdin_broken\x18\a \x01(\bR\vstdinBroken\"\x1e\n" +
+	"\fstdin_broken\x18\a \x01(\bR\vstdinBroken\x12\x1b\n" +
+	"\tno_output\x18\b \x01(\bR\bnoOutput\"\x1e\n" +
 	"\x04Kill\x12\x16\n" +
 	"\x06signal\x18\x01 \x01(\x05R\x06signal\"\t\n" +
 	"\aRelease\"\x8a\x01\n" +
@@ -1152,7 +3377,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\bmtime_ns\x18\x03 \x01(\x03R\amtimeNs\x12\x10\n" +
 	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x10\n" +
 	"\x03gid\x18\x05 \x01(\rR\x03gid\x12\x16\n" +
-	"\x06length\x18\x06 \x01(\x04R\x06length\"\xb4\x01\n" +
+	"\x06length\x18\x06 \x01(\x04R\x06length\"\xff\x01\n" +
 	"\tWriteFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x12\n" +
@@ -1160,10 +3385,162 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\fmake_parents\x18\x04 \x01(\bR\vmakeParents\x12\x12\n" +
 	"\x04size\x18\x05 \x01(\x03R\x04size\x12\x16\n" +
 	"\x06sha256\x18\x06 \x01(\fR\x06sha256\x12\x1c\n" +
-	"\texclusive\x18\a \x01(\bR\texclusive\"7\n" +
+	"\texclusive\x18\a \x01(\bR\texclusive\x12\x16\n" +
+	"\x06append\x18\b \x01(\bR\x06append\x12\x19\n" +
+	"\bin_place\x18\t \x01(\bR\ainPlace\x12\x16\n" +
+	"\x06offset\x18\n" +
+	" \x01(\x04R\x06offset\"7\n" +
 	"\tWriteDone\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x16\n" +
-	"\x06sha256\x18\x02 \x01(\fR\x06sha256\"\x8f\x01\n" +
+	"\x06sha256\x18\x02 \x01(\fR\x06sha256\"\xfb\x03\n" +
+	"\x04Call\x12+\n" +
+	"\x06resize\x18\x01 \x01(\v2\x11.aether.v1.ResizeH\x00R\x06resize\x12A\n" +
+	"\x0ecreate_session\x18\x02 \x01(\v2\x18.aether.v1.CreateSessionH\x00R\rcreateSession\x12>\n" +
+	"\rlist_sessions\x18\x03 \x01(\v2\x17.aether.v1.ListSessionsH\x00R\flistSessions\x12A\n" +
+	"\x0edelete_session\x18\x04 \x01(\v2\x18.aether.v1.DeleteSessionH\x00R\rdeleteSession\x125\n" +
+	"\n" +
+	"stat_files\x18\x05 \x01(\v2\x14.aether.v1.StatFilesH\x00R\tstatFiles\x12;\n" +
+	"\fchange_files\x18\x06 \x01(\v2\x16.aether.v1.ChangeFilesH\x00R\vchangeFiles\x12A\n" +
+	"\x0elist_processes\x18\a \x01(\v2\x18.aether.v1.ListProcessesH\x00R\rlistProcesses\x12A\n" +
+	"\x0esignal_process\x18\b \x01(\v2\x18.aether.v1.SignalProcessH\x00R\rsignalProcessB\x06\n" +
+	"\x04call\"\xa6\x02\n" +
+	"\x05Reply\x12.\n" +
+	"\asession\x18\x01 \x01(\v2\x12.aether.v1.SessionH\x00R\asession\x121\n" +
+	"\bsessions\x18\x02 \x01(\v2\x13.aether.v1.SessionsH\x00R\bsessions\x12;\n" +
+	"\fstat_results\x18\x03 \x01(\v2\x16.aether.v1.StatResultsH\x00R\vstatResults\x12>\n" +
+	"\rchange_result\x18\x04 \x01(\v2\x17.aether.v1.ChangeResultH\x00R\fchangeResult\x124\n" +
+	"\tprocesses\x18\x05 \x01(\v2\x14.aether.v1.ProcessesH\x00R\tprocessesB\a\n" +
+	"\x05reply\"\xa3\x02\n" +
+	"\x04Open\x12%\n" +
+	"\x04dial\x18\x01 \x01(\v2\x0f.aether.v1.DialH\x00R\x04dial\x125\n" +
+	"\n" +
+	"list_files\x18\x02 \x01(\v2\x14.aether.v1.ListFilesH\x00R\tlistFiles\x128\n" +
+	"\vwatch_files\x18\x03 \x01(\v2\x15.aether.v1.WatchFilesH\x00R\n" +
+	"watchFiles\x12;\n" +
+	"\fread_archive\x18\x04 \x01(\v2\x16.aether.v1.ReadArchiveH\x00R\vreadArchive\x12>\n" +
+	"\rwrite_archive\x18\x05 \x01(\v2\x17.aether.v1.WriteArchiveH\x00R\fwriteArchiveB\x06\n" +
+	"\x04open\"\b\n" +
+	"\x06Opened\"6\n" +
+	"\x04Done\x12\x18\n" +
+	"\aentries\x18\x01 \x01(\x04R\aentries\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"M\n" +
+	"\x04Dial\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\x04R\ttimeoutMs\"O\n" +
+	"\x06Resize\x12\x1d\n" +
+	"\n" +
+	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\rR\x04rows\x12\x12\n" +
+	"\x04cols\x18\x03 \x01(\rR\x04cols\"[\n" +
+	"\rCreateSession\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03cwd\x18\x02 \x01(\tR\x03cwd\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x10\n" +
+	"\x03env\x18\x04 \x03(\tR\x03env\"\x0e\n" +
+	"\fListSessions\"#\n" +
+	"\rDeleteSession\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x89\x02\n" +
+	"\aSession\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05ended\x18\x02 \x01(\bR\x05ended\x12\x1b\n" +
+	"\texit_code\x18\x03 \x01(\x05R\bexitCode\x12\x16\n" +
+	"\x06signal\x18\x04 \x01(\x05R\x06signal\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"created_ns\x18\x06 \x01(\x03R\tcreatedNs\x12'\n" +
+	"\x0frunning_command\x18\a \x01(\tR\x0erunningCommand\x12)\n" +
+	"\x10waiting_commands\x18\b \x01(\rR\x0fwaitingCommands\x12\x14\n" +
+	"\x05shell\x18\t \x01(\tR\x05shell\":\n" +
+	"\bSessions\x12.\n" +
+	"\bsessions\x18\x01 \x03(\v2\x12.aether.v1.SessionR\bsessions\"\xeb\x01\n" +
+	"\tFileEntry\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x05 \x01(\rR\x03gid\x12\x19\n" +
+	"\bmtime_ns\x18\x06 \x01(\x03R\amtimeNs\x12\x1f\n" +
+	"\vlink_target\x18\a \x01(\fR\n" +
+	"linkTarget\x12\x16\n" +
+	"\x06blocks\x18\b \x01(\x04R\x06blocks\x12\x14\n" +
+	"\x05links\x18\t \x01(\rR\x05links\x12\x14\n" +
+	"\x05inode\x18\n" +
+	" \x01(\x04R\x05inode\"M\n" +
+	"\tStatFiles\x12\x14\n" +
+	"\x05paths\x18\x01 \x03(\tR\x05paths\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x16\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\">\n" +
+	"\vStatResults\x12/\n" +
+	"\aresults\x18\x01 \x03(\v2\x15.aether.v1.StatResultR\aresults\"^\n" +
+	"\n" +
+	"StatResult\x12(\n" +
+	"\x04file\x18\x01 \x01(\v2\x14.aether.v1.FileEntryR\x04file\x12&\n" +
+	"\x05error\x18\x02 \x01(\v2\x10.aether.v1.ErrorR\x05error\"I\n" +
+	"\tListFiles\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x14\n" +
+	"\x05depth\x18\x03 \x01(\x05R\x05depth\"R\n" +
+	"\n" +
+	"WatchFiles\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x1c\n" +
+	"\trecursive\x18\x03 \x01(\bR\trecursive\"m\n" +
+	"\tFileEvent\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\rR\x04kind\x12\x1c\n" +
+	"\tdirectory\x18\x03 \x01(\bR\tdirectory\x12\x1a\n" +
+	"\boverflow\x18\x04 \x01(\bR\boverflow\"N\n" +
+	"\vChangeFiles\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x12+\n" +
+	"\achanges\x18\x02 \x03(\v2\x11.aether.v1.ChangeR\achanges\"\xf0\x01\n" +
+	"\x06Change\x12)\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x15.aether.v1.ChangeKindR\x04kind\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\x12\x12\n" +
+	"\x04mode\x18\x04 \x01(\rR\x04mode\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\tR\x05owner\x12\x1c\n" +
+	"\trecursive\x18\x06 \x01(\bR\trecursive\x12\x1c\n" +
+	"\texclusive\x18\a \x01(\bR\texclusive\x12\x1d\n" +
+	"\n" +
+	"missing_ok\x18\b \x01(\bR\tmissingOk\x12\x12\n" +
+	"\x04hard\x18\t \x01(\bR\x04hard\"J\n" +
+	"\fChangeResult\x12\x12\n" +
+	"\x04done\x18\x01 \x01(\rR\x04done\x12&\n" +
+	"\x05error\x18\x02 \x01(\v2\x10.aether.v1.ErrorR\x05error\"O\n" +
+	"\vReadArchive\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
+	"\acontent\x18\x03 \x01(\bR\acontent\"\xa4\x01\n" +
+	"\fWriteArchive\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x1f\n" +
+	"\vkeep_owners\x18\x03 \x01(\bR\n" +
+	"keepOwners\x12!\n" +
+	"\fmake_parents\x18\x04 \x01(\bR\vmakeParents\x12(\n" +
+	"\x10no_replace_types\x18\x05 \x01(\bR\x0enoReplaceTypes\"\x0f\n" +
+	"\rListProcesses\"\xa1\x02\n" +
+	"\aProcess\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x16\n" +
+	"\x06parent\x18\x02 \x01(\x05R\x06parent\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\fR\x04name\x12\x12\n" +
+	"\x04argv\x18\x05 \x03(\fR\x04argv\x12\x14\n" +
+	"\x05state\x18\x06 \x01(\tR\x05state\x12\x1b\n" +
+	"\tcpu_ticks\x18\a \x01(\x04R\bcpuTicks\x12!\n" +
+	"\fmemory_bytes\x18\b \x01(\x04R\vmemoryBytes\x12#\n" +
+	"\rstarted_ticks\x18\t \x01(\x04R\fstartedTicks\x12\x1d\n" +
+	"\n" +
+	"command_id\x18\n" +
+	" \x01(\tR\tcommandId\x12\x18\n" +
+	"\athreads\x18\v \x01(\rR\athreads\"=\n" +
+	"\tProcesses\x120\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x12.aether.v1.ProcessR\tprocesses\"^\n" +
+	"\rSignalProcess\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x16\n" +
+	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12#\n" +
+	"\rstarted_ticks\x18\x03 \x01(\x04R\fstartedTicks\"\x8f\x01\n" +
 	"\x06Config\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x10\n" +
@@ -1189,7 +3566,17 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\vCODE_EXISTS\x10\r\x12\v\n" +
 	"\aCODE_IO\x10\x0e\x12\x11\n" +
 	"\rCODE_INTERNAL\x10\x0f\x12\x0f\n" +
-	"\vCODE_DIGEST\x10\x10B\x1dZ\x1bdsec/api/aether/v1;aetherv1b\x06proto3"
+	"\vCODE_DIGEST\x10\x10*\xdd\x01\n" +
+	"\n" +
+	"ChangeKind\x12\x1b\n" +
+	"\x17CHANGE_KIND_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aCHANGE_KIND_MAKE_DIRECTORY\x10\x01\x12\x14\n" +
+	"\x10CHANGE_KIND_MOVE\x10\x02\x12\x14\n" +
+	"\x10CHANGE_KIND_COPY\x10\x03\x12\x16\n" +
+	"\x12CHANGE_KIND_REMOVE\x10\x04\x12\x18\n" +
+	"\x14CHANGE_KIND_SET_MODE\x10\x05\x12\x19\n" +
+	"\x15CHANGE_KIND_SET_OWNER\x10\x06\x12\x19\n" +
+	"\x15CHANGE_KIND_MAKE_LINK\x10\aB\x1dZ\x1bdsec/api/aether/v1;aetherv1b\x06proto3"
 
 var (
 	file_aether_v1_aether_proto_rawDescOnce sync.Once
@@ -1203,32 +3590,89 @@ func file_aether_v1_aether_proto_rawDescGZIP() []byte {
 	return file_aether_v1_aether_proto_rawDescData
 }
 
-var file_aether_v1_aether_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_aether_v1_aether_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_aether_v1_aether_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_aether_v1_aether_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_aether_v1_aether_proto_goTypes = []any{
 	(Code)(0),             // 0: aether.v1.Code
-	(*Hello)(nil),         // 1: aether.v1.Hello
-	(*Start)(nil),         // 2: aether.v1.Start
-	(*Started)(nil),       // 3: aether.v1.Started
-	(*Exit)(nil),          // 4: aether.v1.Exit
-	(*Kill)(nil),          // 5: aether.v1.Kill
-	(*Release)(nil),       // 6: aether.v1.Release
-	(*CommandStatus)(nil), // 7: aether.v1.CommandStatus
-	(*Error)(nil),         // 8: aether.v1.Error
-	(*ReadFile)(nil),      // 9: aether.v1.ReadFile
-	(*FileInfo)(nil),      // 10: aether.v1.FileInfo
-	(*WriteFile)(nil),     // 11: aether.v1.WriteFile
-	(*WriteDone)(nil),     // 12: aether.v1.WriteDone
-	(*Config)(nil),        // 13: aether.v1.Config
+	(ChangeKind)(0),       // 1: aether.v1.ChangeKind
+	(*Hello)(nil),         // 2: aether.v1.Hello
+	(*Start)(nil),         // 3: aether.v1.Start
+	(*Terminal)(nil),      // 4: aether.v1.Terminal
+	(*Started)(nil),       // 5: aether.v1.Started
+	(*Exit)(nil),          // 6: aether.v1.Exit
+	(*Kill)(nil),          // 7: aether.v1.Kill
+	(*Release)(nil),       // 8: aether.v1.Release
+	(*CommandStatus)(nil), // 9: aether.v1.CommandStatus
+	(*Error)(nil),         // 10: aether.v1.Error
+	(*ReadFile)(nil),      // 11: aether.v1.ReadFile
+	(*FileInfo)(nil),      // 12: aether.v1.FileInfo
+	(*WriteFile)(nil),     // 13: aether.v1.WriteFile
+	(*WriteDone)(nil),     // 14: aether.v1.WriteDone
+	(*Call)(nil),          // 15: aether.v1.Call
+	(*Reply)(nil),         // 16: aether.v1.Reply
+	(*Open)(nil),          // 17: aether.v1.Open
+	(*Opened)(nil),        // 18: aether.v1.Opened
+	(*Done)(nil),          // 19: aether.v1.Done
+	(*Dial)(nil),          // 20: aether.v1.Dial
+	(*Resize)(nil),        // 21: aether.v1.Resize
+	(*CreateSession)(nil), // 22: aether.v1.CreateSession
+	(*ListSessions)(nil),  // 23: aether.v1.ListSessions
+	(*DeleteSession)(nil), // 24: aether.v1.DeleteSession
+	(*Session)(nil),       // 25: aether.v1.Session
+	(*Sessions)(nil),      // 26: aether.v1.Sessions
+	(*FileEntry)(nil),     // 27: aether.v1.FileEntry
+	(*StatFiles)(nil),     // 28: aether.v1.StatFiles
+	(*StatResults)(nil),   // 29: aether.v1.StatResults
+	(*StatResult)(nil),    // 30: aether.v1.StatResult
+	(*ListFiles)(nil),     // 31: aether.v1.ListFiles
+	(*WatchFiles)(nil),    // 32: aether.v1.WatchFiles
+	(*FileEvent)(nil),     // 33: aether.v1.FileEvent
+	(*ChangeFiles)(nil),   // 34: aether.v1.ChangeFiles
+	(*Change)(nil),        // 35: aether.v1.Change
+	(*ChangeResult)(nil),  // 36: aether.v1.ChangeResult
+	(*ReadArchive)(nil),   // 37: aether.v1.ReadArchive
+	(*WriteArchive)(nil),  // 38: aether.v1.WriteArchive
+	(*ListProcesses)(nil), // 39: aether.v1.ListProcesses
+	(*Process)(nil),       // 40: aether.v1.Process
+	(*Processes)(nil),     // 41: aether.v1.Processes
+	(*SignalProcess)(nil), // 42: aether.v1.SignalProcess
+	(*Config)(nil),        // 43: aether.v1.Config
 }
 var file_aether_v1_aether_proto_depIdxs = []int32{
-	7, // 0: aether.v1.Hello.commands:type_name -> aether.v1.CommandStatus
-	0, // 1: aether.v1.Error.code:type_name -> aether.v1.Code
-	2, // [2:2] is the sub-list for method output_type
-	2, // [2:2] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	9,  // 0: aether.v1.Hello.commands:type_name -> aether.v1.CommandStatus
+	4,  // 1: aether.v1.Start.terminal:type_name -> aether.v1.Terminal
+	0,  // 2: aether.v1.Error.code:type_name -> aether.v1.Code
+	21, // 3: aether.v1.Call.resize:type_name -> aether.v1.Resize
+	22, // 4: aether.v1.Call.create_session:type_name -> aether.v1.CreateSession
+	23, // 5: aether.v1.Call.list_sessions:type_name -> aether.v1.ListSessions
+	24, // 6: aether.v1.Call.delete_session:type_name -> aether.v1.DeleteSession
+	28, // 7: aether.v1.Call.stat_files:type_name -> aether.v1.StatFiles
+	34, // 8: aether.v1.Call.change_files:type_name -> aether.v1.ChangeFiles
+	39, // 9: aether.v1.Call.list_processes:type_name -> aether.v1.ListProcesses
+	42, // 10: aether.v1.Call.signal_process:type_name -> aether.v1.SignalProcess
+	25, // 11: aether.v1.Reply.session:type_name -> aether.v1.Session
+	26, // 12: aether.v1.Reply.sessions:type_name -> aether.v1.Sessions
+	29, // 13: aether.v1.Reply.stat_results:type_name -> aether.v1.StatResults
+	36, // 14: aether.v1.Reply.change_result:type_name -> aether.v1.ChangeResult
+	41, // 15: aether.v1.Reply.processes:type_name -> aether.v1.Processes
+	20, // 16: aether.v1.Open.dial:type_name -> aether.v1.Dial
+	31, // 17: aether.v1.Open.list_files:type_name -> aether.v1.ListFiles
+	32, // 18: aether.v1.Open.watch_files:type_name -> aether.v1.WatchFiles
+	37, // 19: aether.v1.Open.read_archive:type_name -> aether.v1.ReadArchive
+	38, // 20: aether.v1.Open.write_archive:type_name -> aether.v1.WriteArchive
+	25, // 21: aether.v1.Sessions.sessions:type_name -> aether.v1.Session
+	30, // 22: aether.v1.StatResults.results:type_name -> aether.v1.StatResult
+	27, // 23: aether.v1.StatResult.file:type_name -> aether.v1.FileEntry
+	10, // 24: aether.v1.StatResult.error:type_name -> aether.v1.Error
+	35, // 25: aether.v1.ChangeFiles.changes:type_name -> aether.v1.Change
+	1,  // 26: aether.v1.Change.kind:type_name -> aether.v1.ChangeKind
+	10, // 27: aether.v1.ChangeResult.error:type_name -> aether.v1.Error
+	40, // 28: aether.v1.Processes.processes:type_name -> aether.v1.Process
+	29, // [29:29] is the sub-list for method output_type
+	29, // [29:29] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_aether_v1_aether_proto_init() }
@@ -1236,13 +3680,37 @@ func file_aether_v1_aether_proto_init() {
 	if File_aether_v1_aether_proto != nil {
 		return
 	}
+	file_aether_v1_aether_proto_msgTypes[13].OneofWrappers = []any{
+		(*Call_Resize)(nil),
+		(*Call_CreateSession)(nil),
+		(*Call_ListSessions)(nil),
+		(*Call_DeleteSession)(nil),
+		(*Call_StatFiles)(nil),
+		(*Call_ChangeFiles)(nil),
+		(*Call_ListProcesses)(nil),
+		(*Call_SignalProcess)(nil),
+	}
+	file_aether_v1_aether_proto_msgTypes[14].OneofWrappers = []any{
+		(*Reply_Session)(nil),
+		(*Reply_Sessions)(nil),
+		(*Reply_StatResults)(nil),
+		(*Reply_ChangeResult)(nil),
+		(*Reply_Processes)(nil),
+	}
+	file_aether_v1_aether_proto_msgTypes[15].OneofWrappers = []any{
+		(*Open_Dial)(nil),
+		(*Open_ListFiles)(nil),
+		(*Open_WatchFiles)(nil),
+		(*Open_ReadArchive)(nil),
+		(*Open_WriteArchive)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_aether_v1_aether_proto_rawDesc), len(file_aether_v1_aether_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   13,
+			NumEnums:      2,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

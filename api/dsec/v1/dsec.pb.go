@@ -86,6 +86,131 @@ func (State) EnumDescriptor() ([]byte, []int) {
 	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{0}
 }
 
+type FileType int32
+
+const (
+	FileType_FILE_TYPE_UNSPECIFIED      FileType = 0
+	FileType_FILE_TYPE_REGULAR          FileType = 1
+	FileType_FILE_TYPE_DIRECTORY        FileType = 2
+	FileType_FILE_TYPE_SYMLINK          FileType = 3
+	FileType_FILE_TYPE_FIFO             FileType = 4
+	FileType_FILE_TYPE_SOCKET           FileType = 5
+	FileType_FILE_TYPE_CHARACTER_DEVICE FileType = 6
+	FileType_FILE_TYPE_BLOCK_DEVICE     FileType = 7
+)
+
+// Enum value maps for FileType.
+var (
+	FileType_name = map[int32]string{
+		0: "FILE_TYPE_UNSPECIFIED",
+		1: "FILE_TYPE_REGULAR",
+		2: "FILE_TYPE_DIRECTORY",
+		3: "FILE_TYPE_SYMLINK",
+		4: "FILE_TYPE_FIFO",
+		5: "FILE_TYPE_SOCKET",
+		6: "FILE_TYPE_CHARACTER_DEVICE",
+		7: "FILE_TYPE_BLOCK_DEVICE",
+	}
+	FileType_value = map[string]int32{
+		"FILE_TYPE_UNSPECIFIED":      0,
+		"FILE_TYPE_REGULAR":          1,
+		"FILE_TYPE_DIRECTORY":        2,
+		"FILE_TYPE_SYMLINK":          3,
+		"FILE_TYPE_FIFO":             4,
+		"FILE_TYPE_SOCKET":           5,
+		"FILE_TYPE_CHARACTER_DEVICE": 6,
+		"FILE_TYPE_BLOCK_DEVICE":     7,
+	}
+)
+
+func (x FileType) Enum() *FileType {
+	p := new(FileType)
+	*p = x
+	return p
+}
+
+func (x FileType) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FileType) Descriptor() protoreflect.EnumDescriptor {
+	return file_dsec_v1_dsec_proto_enumTypes[1].Descriptor()
+}
+
+func (FileType) Type() protoreflect.EnumType {
+	return &file_dsec_v1_dsec_proto_enumTypes[1]
+}
+
+func (x FileType) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FileType.Descriptor instead.
+func (FileType) EnumDescriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{1}
+}
+
+type FileEventKind int32
+
+const (
+	FileEventKind_FILE_EVENT_KIND_UNSPECIFIED FileEventKind = 0
+	FileEventKind_FILE_EVENT_KIND_CREATED     FileEventKind = 1
+	FileEventKind_FILE_EVENT_KIND_CHANGED     FileEventKind = 2 // its content: closed after writing, or truncated
+	FileEventKind_FILE_EVENT_KIND_REMOVED     FileEventKind = 3
+	FileEventKind_FILE_EVENT_KIND_MOVED_FROM  FileEventKind = 4
+	FileEventKind_FILE_EVENT_KIND_MOVED_TO    FileEventKind = 5
+	FileEventKind_FILE_EVENT_KIND_ATTRIBUTES  FileEventKind = 6
+)
+
+// Enum value maps for FileEventKind.
+var (
+	FileEventKind_name = map[int32]string{
+		0: "FILE_EVENT_KIND_UNSPECIFIED",
+		1: "FILE_EVENT_KIND_CREATED",
+		2: "FILE_EVENT_KIND_CHANGED",
+		3: "FILE_EVENT_KIND_REMOVED",
+		4: "FILE_EVENT_KIND_MOVED_FROM",
+		5: "FILE_EVENT_KIND_MOVED_TO",
+		6: "FILE_EVENT_KIND_ATTRIBUTES",
+	}
+	FileEventKind_value = map[string]int32{
+		"FILE_EVENT_KIND_UNSPECIFIED": 0,
+		"FILE_EVENT_KIND_CREATED":     1,
+		"FILE_EVENT_KIND_CHANGED":     2,
+		"FILE_EVENT_KIND_REMOVED":     3,
+		"FILE_EVENT_KIND_MOVED_FROM":  4,
+		"FILE_EVENT_KIND_MOVED_TO":    5,
+		"FILE_EVENT_KIND_ATTRIBUTES":  6,
+	}
+)
+
+func (x FileEventKind) Enum() *FileEventKind {
+	p := new(FileEventKind)
+	*p = x
+	return p
+}
+
+func (x FileEventKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FileEventKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_dsec_v1_dsec_proto_enumTypes[2].Descriptor()
+}
+
+func (FileEventKind) Type() protoreflect.EnumType {
+	return &file_dsec_v1_dsec_proto_enumTypes[2]
+}
+
+func (x FileEventKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FileEventKind.Descriptor instead.
+func (FileEventKind) EnumDescriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{2}
+}
+
 // ErrorInfo is attached to every error as a Connect error detail. `reason` is stable and for programs, the error's
 // message says what happened, why, and what to do.
 type ErrorInfo struct {
@@ -293,8 +418,12 @@ type SandboxSpec struct {
 	NetworkRules       map[string]bool        `protobuf:"bytes,12,rep,name=network_rules,json=networkRules,proto3" json:"network_rules,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // service -> allowed
 	Hostname           string                 `protobuf:"bytes,13,opt,name=hostname,proto3" json:"hostname,omitempty"`                                                                                                        // "" = the id
 	Name               string                 `protobuf:"bytes,14,opt,name=name,proto3" json:"name,omitempty"`                                                                                                                // free text for people, at most 128 bytes
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Started once aether answers, with the id "start"; it runs beside all others. Unset = nothing runs by itself.
+	Start *Command `protobuf:"bytes,15,opt,name=start,proto3" json:"start,omitempty"`
+	// The sandbox is not ready before this has succeeded; create fails with reason "probe_failed" if it does not in time.
+	ReadyWhen     *Probe `protobuf:"bytes,16,opt,name=ready_when,json=readyWhen,proto3" json:"ready_when,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SandboxSpec) Reset() {
@@ -425,6 +554,158 @@ func (x *SandboxSpec) GetName() string {
 	return ""
 }
 
+func (x *SandboxSpec) GetStart() *Command {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *SandboxSpec) GetReadyWhen() *Probe {
+	if x != nil {
+		return x.ReadyWhen
+	}
+	return nil
+}
+
+// Probe asks again and again, at least 50 ms apart, until it succeeds.
+type Probe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one of the three.
+	Exec              *Command   `protobuf:"bytes,1,opt,name=exec,proto3" json:"exec,omitempty"` // exits with 0
+	Http              *HttpProbe `protobuf:"bytes,2,opt,name=http,proto3" json:"http,omitempty"`
+	TcpPort           int32      `protobuf:"varint,3,opt,name=tcp_port,json=tcpPort,proto3" json:"tcp_port,omitempty"`                                  // accepts a connection on the sandbox's loopback
+	IntervalSeconds   float64    `protobuf:"fixed64,4,opt,name=interval_seconds,json=intervalSeconds,proto3" json:"interval_seconds,omitempty"`         // 0 = 0.25
+	TryTimeoutSeconds float64    `protobuf:"fixed64,5,opt,name=try_timeout_seconds,json=tryTimeoutSeconds,proto3" json:"try_timeout_seconds,omitempty"` // of one try; 0 = 5
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Probe) Reset() {
+	*x = Probe{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probe) ProtoMessage() {}
+
+func (x *Probe) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
+func (*Probe) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Probe) GetExec() *Command {
+	if x != nil {
+		return x.Exec
+	}
+	return nil
+}
+
+func (x *Probe) GetHttp() *HttpProbe {
+	if x != nil {
+		return x.Http
+	}
+	return nil
+}
+
+func (x *Probe) GetTcpPort() int32 {
+	if x != nil {
+		return x.TcpPort
+	}
+	return 0
+}
+
+func (x *Probe) GetIntervalSeconds() float64 {
+	if x != nil {
+		return x.IntervalSeconds
+	}
+	return 0
+}
+
+func (x *Probe) GetTryTimeoutSeconds() float64 {
+	if x != nil {
+		return x.TryTimeoutSeconds
+	}
+	return 0
+}
+
+type HttpProbe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Port          int32                  `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`      // "" = /
+	Status        int32                  `protobuf:"varint,3,opt,name=status,proto3" json:"status,omitempty"` // 0 = any of 200 to 399
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HttpProbe) Reset() {
+	*x = HttpProbe{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HttpProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HttpProbe) ProtoMessage() {}
+
+func (x *HttpProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HttpProbe.ProtoReflect.Descriptor instead.
+func (*HttpProbe) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *HttpProbe) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *HttpProbe) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *HttpProbe) GetStatus() int32 {
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
+
 type Sandbox struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Id              string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -448,7 +729,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[4]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -460,7 +741,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[4]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -473,7 +754,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Sandbox) GetId() string {
@@ -592,7 +873,7 @@ type CreateSandboxRequest struct {
 
 func (x *CreateSandboxRequest) Reset() {
 	*x = CreateSandboxRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[5]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +885,7 @@ func (x *CreateSandboxRequest) String() string {
 func (*CreateSandboxRequest) ProtoMessage() {}
 
 func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[5]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +898,7 @@ func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*CreateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CreateSandboxRequest) GetSpec() *SandboxSpec {
@@ -650,7 +931,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[6]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -662,7 +943,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[6]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -675,7 +956,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -698,7 +979,7 @@ type CreateSandboxesRequest struct {
 
 func (x *CreateSandboxesRequest) Reset() {
 	*x = CreateSandboxesRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[7]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +991,7 @@ func (x *CreateSandboxesRequest) String() string {
 func (*CreateSandboxesRequest) ProtoMessage() {}
 
 func (x *CreateSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[7]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +1004,7 @@ func (x *CreateSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*CreateSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateSandboxesRequest) GetSpec() *SandboxSpec {
@@ -765,7 +1046,7 @@ type CreateSandboxesResponse struct {
 
 func (x *CreateSandboxesResponse) Reset() {
 	*x = CreateSandboxesResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[8]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +1058,7 @@ func (x *CreateSandboxesResponse) String() string {
 func (*CreateSandboxesResponse) ProtoMessage() {}
 
 func (x *CreateSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[8]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +1071,7 @@ func (x *CreateSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateSandboxesResponse) GetIndex() int32 {
@@ -826,7 +1107,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[9]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +1119,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[9]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +1132,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Failure) GetCode() string {
@@ -884,7 +1165,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[10]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +1177,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[10]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +1190,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetSandboxRequest) GetId() string {
@@ -928,7 +1209,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[11]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1221,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[11]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1234,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -975,7 +1256,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[12]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1268,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[12]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1281,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListSandboxesRequest) GetLabels() map[string]string {
@@ -1041,7 +1322,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[13]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1334,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[13]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1347,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -1094,7 +1375,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[14]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1106,7 +1387,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[14]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1119,7 +1400,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteSandboxRequest) GetId() string {
@@ -1152,7 +1433,7 @@ type DeleteSandboxResponse struct {
 
 func (x *DeleteSandboxResponse) Reset() {
 	*x = DeleteSandboxResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[15]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1164,7 +1445,7 @@ func (x *DeleteSandboxResponse) String() string {
 func (*DeleteSandboxResponse) ProtoMessage() {}
 
 func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[15]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1177,7 +1458,7 @@ func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteSandboxResponse) GetSandbox() *Sandbox {
@@ -1190,21 +1471,30 @@ func (x *DeleteSandboxResponse) GetSandbox() *Sandbox {
 type Command struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one of argv and shell.
-	Argv           []string          `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`   // run as it is, no shell
-	Shell          string            `protobuf:"bytes,2,opt,name=shell,proto3" json:"shell,omitempty"` // script for bash -c, else sh -c; at most 16 MiB
-	Cwd            string            `protobuf:"bytes,3,opt,name=cwd,proto3" json:"cwd,omitempty"`
-	User           string            `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
-	Env            map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	TimeoutSeconds float64           `protobuf:"fixed64,6,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"` // kills the whole tree; 0 = none
-	Stdin          []byte            `protobuf:"bytes,7,opt,name=stdin,proto3" json:"stdin,omitempty"`                                           // at most 64 KiB; longer input: stdin_follows
-	StdinFollows   bool              `protobuf:"varint,8,opt,name=stdin_follows,json=stdinFollows,proto3" json:"stdin_follows,omitempty"`        // input comes by PUT .../stdin; without either, stdin is /dev/null
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	Argv                   []string          `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`   // run as it is, no shell
+	Shell                  string            `protobuf:"bytes,2,opt,name=shell,proto3" json:"shell,omitempty"` // script for bash -c, else sh -c; at most 16 MiB
+	Cwd                    string            `protobuf:"bytes,3,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	User                   string            `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	Env                    map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	TimeoutSeconds         float64           `protobuf:"fixed64,6,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`                              // kills the whole tree; 0 = none
+	Stdin                  []byte            `protobuf:"bytes,7,opt,name=stdin,proto3" json:"stdin,omitempty"`                                                                        // at most 64 KiB; longer input: stdin_follows
+	StdinFollows           bool              `protobuf:"varint,8,opt,name=stdin_follows,json=stdinFollows,proto3" json:"stdin_follows,omitempty"`                                     // input comes by PUT .../stdin; without either, stdin is /dev/null
+	Tag                    string            `protobuf:"bytes,9,opt,name=tag,proto3" json:"tag,omitempty"`                                                                            // to find it again by; [a-zA-Z0-9_.-]{1,64}, need not be unique
+	NoOutputTimeoutSeconds float64           `protobuf:"fixed64,10,opt,name=no_output_timeout_seconds,json=noOutputTimeoutSeconds,proto3" json:"no_output_timeout_seconds,omitempty"` // kills the whole tree after so long without a byte of output; 0 = none
+	// With a terminal stdin, stdout and stderr are one PTY: output is stdout alone, and stdin_follows is implied.
+	Terminal *Terminal `protobuf:"bytes,11,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	// Runs in this session instead of a process of its own: only shell, stdin (whole, at most 64 KiB), the time-outs and
+	// tag may be given beside it. One runs at a time, others wait in order.
+	Session string `protobuf:"bytes,12,opt,name=session,proto3" json:"session,omitempty"`
+	// All else in the sandbox is stopped while it runs, and shell and tools come from the platform, not from the sandbox.
+	Trusted       bool `protobuf:"varint,13,opt,name=trusted,proto3" json:"trusted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[16]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1506,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[16]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1519,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Command) GetArgv() []string {
@@ -1288,6 +1578,101 @@ func (x *Command) GetStdinFollows() bool {
 	return false
 }
 
+func (x *Command) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *Command) GetNoOutputTimeoutSeconds() float64 {
+	if x != nil {
+		return x.NoOutputTimeoutSeconds
+	}
+	return 0
+}
+
+func (x *Command) GetTerminal() *Terminal {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
+func (x *Command) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *Command) GetTrusted() bool {
+	if x != nil {
+		return x.Trusted
+	}
+	return false
+}
+
+type Terminal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"` // 1 to 65,535; 0 = 24
+	Cols          uint32                 `protobuf:"varint,2,opt,name=cols,proto3" json:"cols,omitempty"` // 0 = 80
+	Term          string                 `protobuf:"bytes,3,opt,name=term,proto3" json:"term,omitempty"`  // $TERM; "" = xterm-256color
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Terminal) Reset() {
+	*x = Terminal{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Terminal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Terminal) ProtoMessage() {}
+
+func (x *Terminal) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
+func (*Terminal) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Terminal) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Terminal) GetCols() uint32 {
+	if x != nil {
+		return x.Cols
+	}
+	return 0
+}
+
+func (x *Terminal) GetTerm() string {
+	if x != nil {
+		return x.Term
+	}
+	return ""
+}
+
 type Output struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`                          // the head: at most inline_limit bytes
@@ -1300,7 +1685,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[17]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1697,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[17]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1710,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Output) GetData() []byte {
@@ -1372,13 +1757,18 @@ type CommandResult struct {
 	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	StdinBroken   bool                   `protobuf:"varint,13,opt,name=stdin_broken,json=stdinBroken,proto3" json:"stdin_broken,omitempty"` // the command ended or closed its stdin before all input was written
 	Description   string                 `protobuf:"bytes,14,opt,name=description,proto3" json:"description,omitempty"`                     // what ran, shortened; for lists
+	Tag           string                 `protobuf:"bytes,15,opt,name=tag,proto3" json:"tag,omitempty"`
+	Session       string                 `protobuf:"bytes,16,opt,name=session,proto3" json:"session,omitempty"`
+	Terminal      bool                   `protobuf:"varint,17,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	NoOutput      bool                   `protobuf:"varint,18,opt,name=no_output,json=noOutput,proto3" json:"no_output,omitempty"`    // timed_out, by no_output_timeout_seconds
+	StdinSize     int64                  `protobuf:"varint,19,opt,name=stdin_size,json=stdinSize,proto3" json:"stdin_size,omitempty"` // how much input has been taken: where who re-attaches goes on
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommandResult) Reset() {
 	*x = CommandResult{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[18]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1390,7 +1780,7 @@ func (x *CommandResult) String() string {
 func (*CommandResult) ProtoMessage() {}
 
 func (x *CommandResult) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[18]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1403,7 +1793,7 @@ func (x *CommandResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandResult.ProtoReflect.Descriptor instead.
 func (*CommandResult) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{18}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CommandResult) GetCommandId() string {
@@ -1504,6 +1894,41 @@ func (x *CommandResult) GetDescription() string {
 	return ""
 }
 
+func (x *CommandResult) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *CommandResult) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *CommandResult) GetTerminal() bool {
+	if x != nil {
+		return x.Terminal
+	}
+	return false
+}
+
+func (x *CommandResult) GetNoOutput() bool {
+	if x != nil {
+		return x.NoOutput
+	}
+	return false
+}
+
+func (x *CommandResult) GetStdinSize() int64 {
+	if x != nil {
+		return x.StdinSize
+	}
+	return 0
+}
+
 type ExecRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -1517,7 +1942,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[19]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1954,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[19]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1967,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{19}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecRequest) GetSandboxId() string {
@@ -1589,7 +2014,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[20]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +2026,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[20]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +2039,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{20}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExecResponse) GetResult() *CommandResult {
@@ -1636,7 +2061,7 @@ type GetCommandRequest struct {
 
 func (x *GetCommandRequest) Reset() {
 	*x = GetCommandRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[21]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1648,7 +2073,7 @@ func (x *GetCommandRequest) String() string {
 func (*GetCommandRequest) ProtoMessage() {}
 
 func (x *GetCommandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[21]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,7 +2086,7 @@ func (x *GetCommandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCommandRequest.ProtoReflect.Descriptor instead.
 func (*GetCommandRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{21}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetCommandRequest) GetSandboxId() string {
@@ -1701,7 +2126,7 @@ type GetCommandResponse struct {
 
 func (x *GetCommandResponse) Reset() {
 	*x = GetCommandResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[22]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +2138,7 @@ func (x *GetCommandResponse) String() string {
 func (*GetCommandResponse) ProtoMessage() {}
 
 func (x *GetCommandResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[22]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +2151,7 @@ func (x *GetCommandResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCommandResponse.ProtoReflect.Descriptor instead.
 func (*GetCommandResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{22}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetCommandResponse) GetResult() *CommandResult {
@@ -1739,13 +2164,16 @@ func (x *GetCommandResponse) GetResult() *CommandResult {
 type ListCommandsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"`          // "" = all
+	Session       string                 `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`  // "" = all
+	Running       bool                   `protobuf:"varint,4,opt,name=running,proto3" json:"running,omitempty"` // only these
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListCommandsRequest) Reset() {
 	*x = ListCommandsRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[23]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +2185,7 @@ func (x *ListCommandsRequest) String() string {
 func (*ListCommandsRequest) ProtoMessage() {}
 
 func (x *ListCommandsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[23]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +2198,7 @@ func (x *ListCommandsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCommandsRequest.ProtoReflect.Descriptor instead.
 func (*ListCommandsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{23}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListCommandsRequest) GetSandboxId() string {
@@ -1778,6 +2206,27 @@ func (x *ListCommandsRequest) GetSandboxId() string {
 		return x.SandboxId
 	}
 	return ""
+}
+
+func (x *ListCommandsRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *ListCommandsRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *ListCommandsRequest) GetRunning() bool {
+	if x != nil {
+		return x.Running
+	}
+	return false
 }
 
 type ListCommandsResponse struct {
@@ -1789,7 +2238,7 @@ type ListCommandsResponse struct {
 
 func (x *ListCommandsResponse) Reset() {
 	*x = ListCommandsResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[24]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +2250,7 @@ func (x *ListCommandsResponse) String() string {
 func (*ListCommandsResponse) ProtoMessage() {}
 
 func (x *ListCommandsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[24]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +2263,7 @@ func (x *ListCommandsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCommandsResponse.ProtoReflect.Descriptor instead.
 func (*ListCommandsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{24}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListCommandsResponse) GetCommands() []*CommandResult {
@@ -1835,7 +2284,7 @@ type KillCommandRequest struct {
 
 func (x *KillCommandRequest) Reset() {
 	*x = KillCommandRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[25]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +2296,7 @@ func (x *KillCommandRequest) String() string {
 func (*KillCommandRequest) ProtoMessage() {}
 
 func (x *KillCommandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[25]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +2309,7 @@ func (x *KillCommandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillCommandRequest.ProtoReflect.Descriptor instead.
 func (*KillCommandRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{25}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *KillCommandRequest) GetSandboxId() string {
@@ -1892,7 +2341,7 @@ type KillCommandResponse struct {
 
 func (x *KillCommandResponse) Reset() {
 	*x = KillCommandResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[26]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2353,7 @@ func (x *KillCommandResponse) String() string {
 func (*KillCommandResponse) ProtoMessage() {}
 
 func (x *KillCommandResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[26]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2366,2896 @@ func (x *KillCommandResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillCommandResponse.ProtoReflect.Descriptor instead.
 func (*KillCommandResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{26}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{29}
+}
+
+type ResizeTerminalRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	CommandId     string                 `protobuf:"bytes,2,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
+	Rows          uint32                 `protobuf:"varint,3,opt,name=rows,proto3" json:"rows,omitempty"`
+	Cols          uint32                 `protobuf:"varint,4,opt,name=cols,proto3" json:"cols,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTerminalRequest) Reset() {
+	*x = ResizeTerminalRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTerminalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTerminalRequest) ProtoMessage() {}
+
+func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTerminalRequest.ProtoReflect.Descriptor instead.
+func (*ResizeTerminalRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ResizeTerminalRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ResizeTerminalRequest) GetCommandId() string {
+	if x != nil {
+		return x.CommandId
+	}
+	return ""
+}
+
+func (x *ResizeTerminalRequest) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *ResizeTerminalRequest) GetCols() uint32 {
+	if x != nil {
+		return x.Cols
+	}
+	return 0
+}
+
+type ResizeTerminalResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTerminalResponse) Reset() {
+	*x = ResizeTerminalResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTerminalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTerminalResponse) ProtoMessage() {}
+
+func (x *ResizeTerminalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTerminalResponse.ProtoReflect.Descriptor instead.
+func (*ResizeTerminalResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{31}
+}
+
+type Session struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // [a-zA-Z0-9_-]{1,64}
+	Ended           bool                   `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
+	ExitCode        int32                  `protobuf:"varint,3,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"` // where it has ended
+	Signal          int32                  `protobuf:"varint,4,opt,name=signal,proto3" json:"signal,omitempty"`
+	Reason          string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"` // "exited", "killed", "deleted", "timeout", "oom"
+	CreatedAt       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	RunningCommand  string                 `protobuf:"bytes,7,opt,name=running_command,json=runningCommand,proto3" json:"running_command,omitempty"` // its id, or ""
+	WaitingCommands int32                  `protobuf:"varint,8,opt,name=waiting_commands,json=waitingCommands,proto3" json:"waiting_commands,omitempty"`
+	Shell           string                 `protobuf:"bytes,9,opt,name=shell,proto3" json:"shell,omitempty"` // "bash" or "sh"
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Session) Reset() {
+	*x = Session{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Session) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Session) ProtoMessage() {}
+
+func (x *Session) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Session.ProtoReflect.Descriptor instead.
+func (*Session) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *Session) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Session) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *Session) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *Session) GetSignal() int32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+func (x *Session) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Session) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Session) GetRunningCommand() string {
+	if x != nil {
+		return x.RunningCommand
+	}
+	return ""
+}
+
+func (x *Session) GetWaitingCommands() int32 {
+	if x != nil {
+		return x.WaitingCommands
+	}
+	return 0
+}
+
+func (x *Session) GetShell() string {
+	if x != nil {
+		return x.Shell
+	}
+	return ""
+}
+
+type CreateSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // "" = made here
+	Cwd           string                 `protobuf:"bytes,3,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	User          string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	Env           map[string]string      `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSessionRequest) Reset() {
+	*x = CreateSessionRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSessionRequest) ProtoMessage() {}
+
+func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSessionRequest.ProtoReflect.Descriptor instead.
+func (*CreateSessionRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *CreateSessionRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *CreateSessionRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateSessionRequest) GetCwd() string {
+	if x != nil {
+		return x.Cwd
+	}
+	return ""
+}
+
+func (x *CreateSessionRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *CreateSessionRequest) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+type CreateSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       *Session               `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSessionResponse) Reset() {
+	*x = CreateSessionResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSessionResponse) ProtoMessage() {}
+
+func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSessionResponse.ProtoReflect.Descriptor instead.
+func (*CreateSessionResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *CreateSessionResponse) GetSession() *Session {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+type ListSessionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsRequest) Reset() {
+	*x = ListSessionsRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsRequest) ProtoMessage() {}
+
+func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
+func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ListSessionsRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+type ListSessionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*Session             `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"` // those that have ended, too, until they are deleted; at most the last 16
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsResponse) Reset() {
+	*x = ListSessionsResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsResponse) ProtoMessage() {}
+
+func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
+func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ListSessionsResponse) GetSessions() []*Session {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+type DeleteSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSessionRequest) Reset() {
+	*x = DeleteSessionRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSessionRequest) ProtoMessage() {}
+
+func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
+func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *DeleteSessionRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *DeleteSessionRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSessionResponse) Reset() {
+	*x = DeleteSessionResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSessionResponse) ProtoMessage() {}
+
+func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
+func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{38}
+}
+
+type FileInfo struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Path           string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`                      // absolute; in a listing relative to the directory
+	RawPath        []byte                 `protobuf:"bytes,2,opt,name=raw_path,json=rawPath,proto3" json:"raw_path,omitempty"` // instead of path where the name is not UTF-8
+	Type           FileType               `protobuf:"varint,3,opt,name=type,proto3,enum=dsec.v1.FileType" json:"type,omitempty"`
+	Size           int64                  `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"`
+	Mode           uint32                 `protobuf:"varint,5,opt,name=mode,proto3" json:"mode,omitempty"` // permission bits and setuid, setgid, sticky
+	Uid            uint32                 `protobuf:"varint,6,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid            uint32                 `protobuf:"varint,7,opt,name=gid,proto3" json:"gid,omitempty"`
+	ModifiedAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	LinkTarget     string                 `protobuf:"bytes,9,opt,name=link_target,json=linkTarget,proto3" json:"link_target,omitempty"`
+	RawLinkTarget  []byte                 `protobuf:"bytes,10,opt,name=raw_link_target,json=rawLinkTarget,proto3" json:"raw_link_target,omitempty"`   // instead of link_target where it is not UTF-8
+	AllocatedBytes int64                  `protobuf:"varint,11,opt,name=allocated_bytes,json=allocatedBytes,proto3" json:"allocated_bytes,omitempty"` // on disk: less than size where there are holes
+	Links          uint32                 `protobuf:"varint,12,opt,name=links,proto3" json:"links,omitempty"`
+	Inode          uint64                 `protobuf:"varint,13,opt,name=inode,proto3" json:"inode,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *FileInfo) Reset() {
+	*x = FileInfo{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileInfo) ProtoMessage() {}
+
+func (x *FileInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
+func (*FileInfo) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *FileInfo) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileInfo) GetRawPath() []byte {
+	if x != nil {
+		return x.RawPath
+	}
+	return nil
+}
+
+func (x *FileInfo) GetType() FileType {
+	if x != nil {
+		return x.Type
+	}
+	return FileType_FILE_TYPE_UNSPECIFIED
+}
+
+func (x *FileInfo) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FileInfo) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *FileInfo) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *FileInfo) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *FileInfo) GetModifiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModifiedAt
+	}
+	return nil
+}
+
+func (x *FileInfo) GetLinkTarget() string {
+	if x != nil {
+		return x.LinkTarget
+	}
+	return ""
+}
+
+func (x *FileInfo) GetRawLinkTarget() []byte {
+	if x != nil {
+		return x.RawLinkTarget
+	}
+	return nil
+}
+
+func (x *FileInfo) GetAllocatedBytes() int64 {
+	if x != nil {
+		return x.AllocatedBytes
+	}
+	return 0
+}
+
+func (x *FileInfo) GetLinks() uint32 {
+	if x != nil {
+		return x.Links
+	}
+	return 0
+}
+
+func (x *FileInfo) GetInode() uint64 {
+	if x != nil {
+		return x.Inode
+	}
+	return 0
+}
+
+type ListFilesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`    // with whose rights; "" = root
+	Depth         int32                  `protobuf:"varint,4,opt,name=depth,proto3" json:"depth,omitempty"` // 0 and 1 = the directory's own entries, -1 = all below
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFilesRequest) Reset() {
+	*x = ListFilesRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFilesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFilesRequest) ProtoMessage() {}
+
+func (x *ListFilesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFilesRequest.ProtoReflect.Descriptor instead.
+func (*ListFilesRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ListFilesRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ListFilesRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ListFilesRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ListFilesRequest) GetDepth() int32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+type ListFilesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []*FileInfo            `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFilesResponse) Reset() {
+	*x = ListFilesResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFilesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFilesResponse) ProtoMessage() {}
+
+func (x *ListFilesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFilesResponse.ProtoReflect.Descriptor instead.
+func (*ListFilesResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ListFilesResponse) GetFiles() []*FileInfo {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type StatFilesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Paths         []string               `protobuf:"bytes,2,rep,name=paths,proto3" json:"paths,omitempty"` // at most 10,000
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	Follow        bool                   `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"` // links at the end of a path, too
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatFilesRequest) Reset() {
+	*x = StatFilesRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatFilesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatFilesRequest) ProtoMessage() {}
+
+func (x *StatFilesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatFilesRequest.ProtoReflect.Descriptor instead.
+func (*StatFilesRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *StatFilesRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *StatFilesRequest) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *StatFilesRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *StatFilesRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type StatFilesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Results       []*StatResult          `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"` // as many as paths
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatFilesResponse) Reset() {
+	*x = StatFilesResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatFilesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatFilesResponse) ProtoMessage() {}
+
+func (x *StatFilesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatFilesResponse.ProtoReflect.Descriptor instead.
+func (*StatFilesResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *StatFilesResponse) GetResults() []*StatResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type StatResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	File          *FileInfo              `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	Failure       *Failure               `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatResult) Reset() {
+	*x = StatResult{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatResult) ProtoMessage() {}
+
+func (x *StatResult) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatResult.ProtoReflect.Descriptor instead.
+func (*StatResult) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *StatResult) GetFile() *FileInfo {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
+func (x *StatResult) GetFailure() *Failure {
+	if x != nil {
+		return x.Failure
+	}
+	return nil
+}
+
+type FileChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Change:
+	//
+	//	*FileChange_MakeDirectory
+	//	*FileChange_Move
+	//	*FileChange_Copy
+	//	*FileChange_Remove
+	//	*FileChange_SetMode
+	//	*FileChange_SetOwner
+	//	*FileChange_MakeLink
+	Change        isFileChange_Change `protobuf_oneof:"change"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileChange) Reset() {
+	*x = FileChange{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileChange) ProtoMessage() {}
+
+func (x *FileChange) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileChange.ProtoReflect.Descriptor instead.
+func (*FileChange) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *FileChange) GetChange() isFileChange_Change {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+func (x *FileChange) GetMakeDirectory() *MakeDirectory {
+	if x != nil {
+		if x, ok := x.Change.(*FileChange_MakeDirectory); ok {
+			return x.MakeDirectory
+		}
+	}
+	return nil
+}
+
+func (x *FileChange) GetMove() *MoveFile {
+	if x != nil {
+		if x, ok := x.Change.(*FileChange_Move); ok {
+			return x.Move
+		}
+	}
+	return nil
+}
+
+func (x *FileChange) GetCopy() *CopyFile {
+	if x != nil {
+		if x, ok := x.Change.(*FileChange_Copy); ok {
+			return x.Copy
+		}
+	}
+	return nil
+}
+
+func (x *FileChange) GetRemove() *RemoveFile {
+	if x != nil {
+		if x, ok := x.Change.(*FileChange_Remove); ok {
+			return x.Remove
+		}
+	}
+	return nil
+}
+
+func (x *FileChange) GetSetMode() *SetMode {
+	if x != nil {
+		if x, ok := x.Change.(*FileChange_SetMode); ok {
+			return x.SetMode
+		}
+	}
+	return nil
+}
+
+func (x *FileChange) GetSetOwner() *SetOwner {
+	if x != nil {
+		if x, ok := x.Change.(*FileChange_SetOwner); ok {
+			return x.SetOwner
+		}
+	}
+	return nil
+}
+
+func (x *FileChange) GetMakeLink() *MakeLink {
+	if x != nil {
+		if x, ok := x.Change.(*FileChange_MakeLink); ok {
+			return x.MakeLink
+		}
+	}
+	return nil
+}
+
+type isFileChange_Change interface {
+	isFileChange_Change()
+}
+
+type FileChange_MakeDirectory struct {
+	MakeDirectory *MakeDirectory `protobuf:"bytes,1,opt,name=make_directory,json=makeDirectory,proto3,oneof"`
+}
+
+type FileChange_Move struct {
+	Move *MoveFile `protobuf:"bytes,2,opt,name=move,proto3,oneof"`
+}
+
+type FileChange_Copy struct {
+	Copy *CopyFile `protobuf:"bytes,3,opt,name=copy,proto3,oneof"`
+}
+
+type FileChange_Remove struct {
+	Remove *RemoveFile `protobuf:"bytes,4,opt,name=remove,proto3,oneof"`
+}
+
+type FileChange_SetMode struct {
+	SetMode *SetMode `protobuf:"bytes,5,opt,name=set_mode,json=setMode,proto3,oneof"`
+}
+
+type FileChange_SetOwner struct {
+	SetOwner *SetOwner `protobuf:"bytes,6,opt,name=set_owner,json=setOwner,proto3,oneof"`
+}
+
+type FileChange_MakeLink struct {
+	MakeLink *MakeLink `protobuf:"bytes,7,opt,name=make_link,json=makeLink,proto3,oneof"`
+}
+
+func (*FileChange_MakeDirectory) isFileChange_Change() {}
+
+func (*FileChange_Move) isFileChange_Change() {}
+
+func (*FileChange_Copy) isFileChange_Change() {}
+
+func (*FileChange_Remove) isFileChange_Change() {}
+
+func (*FileChange_SetMode) isFileChange_Change() {}
+
+func (*FileChange_SetOwner) isFileChange_Change() {}
+
+func (*FileChange_MakeLink) isFileChange_Change() {}
+
+type MakeDirectory struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Mode          uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`       // 0 = 0755
+	Parents       bool                   `protobuf:"varint,3,opt,name=parents,proto3" json:"parents,omitempty"` // also no error if it exists
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MakeDirectory) Reset() {
+	*x = MakeDirectory{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MakeDirectory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MakeDirectory) ProtoMessage() {}
+
+func (x *MakeDirectory) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MakeDirectory.ProtoReflect.Descriptor instead.
+func (*MakeDirectory) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *MakeDirectory) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *MakeDirectory) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *MakeDirectory) GetParents() bool {
+	if x != nil {
+		return x.Parents
+	}
+	return false
+}
+
+type MoveFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`                // the new name itself, never a directory to move into
+	Exclusive     bool                   `protobuf:"varint,3,opt,name=exclusive,proto3" json:"exclusive,omitempty"` // refuse to replace
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveFile) Reset() {
+	*x = MoveFile{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveFile) ProtoMessage() {}
+
+func (x *MoveFile) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveFile.ProtoReflect.Descriptor instead.
+func (*MoveFile) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *MoveFile) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *MoveFile) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *MoveFile) GetExclusive() bool {
+	if x != nil {
+		return x.Exclusive
+	}
+	return false
+}
+
+type CopyFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	Exclusive     bool                   `protobuf:"varint,4,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyFile) Reset() {
+	*x = CopyFile{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyFile) ProtoMessage() {}
+
+func (x *CopyFile) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyFile.ProtoReflect.Descriptor instead.
+func (*CopyFile) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *CopyFile) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *CopyFile) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *CopyFile) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+func (x *CopyFile) GetExclusive() bool {
+	if x != nil {
+		return x.Exclusive
+	}
+	return false
+}
+
+type RemoveFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Recursive     bool                   `protobuf:"varint,2,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	MissingOk     bool                   `protobuf:"varint,3,opt,name=missing_ok,json=missingOk,proto3" json:"missing_ok,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveFile) Reset() {
+	*x = RemoveFile{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveFile) ProtoMessage() {}
+
+func (x *RemoveFile) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveFile.ProtoReflect.Descriptor instead.
+func (*RemoveFile) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *RemoveFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *RemoveFile) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+func (x *RemoveFile) GetMissingOk() bool {
+	if x != nil {
+		return x.MissingOk
+	}
+	return false
+}
+
+type SetMode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Mode          uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMode) Reset() {
+	*x = SetMode{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMode) ProtoMessage() {}
+
+func (x *SetMode) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
+func (*SetMode) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *SetMode) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *SetMode) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *SetMode) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+type SetOwner struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"` // name, uid, "name:group", "uid:gid"
+	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetOwner) Reset() {
+	*x = SetOwner{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetOwner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetOwner) ProtoMessage() {}
+
+func (x *SetOwner) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetOwner.ProtoReflect.Descriptor instead.
+func (*SetOwner) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *SetOwner) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *SetOwner) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *SetOwner) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+type MakeLink struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        string                 `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Hard          bool                   `protobuf:"varint,3,opt,name=hard,proto3" json:"hard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MakeLink) Reset() {
+	*x = MakeLink{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MakeLink) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MakeLink) ProtoMessage() {}
+
+func (x *MakeLink) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MakeLink.ProtoReflect.Descriptor instead.
+func (*MakeLink) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *MakeLink) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *MakeLink) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *MakeLink) GetHard() bool {
+	if x != nil {
+		return x.Hard
+	}
+	return false
+}
+
+type ChangeFilesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	Changes       []*FileChange          `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"` // at most 10,000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeFilesRequest) Reset() {
+	*x = ChangeFilesRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeFilesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeFilesRequest) ProtoMessage() {}
+
+func (x *ChangeFilesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeFilesRequest.ProtoReflect.Descriptor instead.
+func (*ChangeFilesRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ChangeFilesRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ChangeFilesRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ChangeFilesRequest) GetChanges() []*FileChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+type ChangeFilesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeFilesResponse) Reset() {
+	*x = ChangeFilesResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeFilesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeFilesResponse) ProtoMessage() {}
+
+func (x *ChangeFilesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeFilesResponse.ProtoReflect.Descriptor instead.
+func (*ChangeFilesResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{54}
+}
+
+type WatchFilesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	Recursive     bool                   `protobuf:"varint,4,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchFilesRequest) Reset() {
+	*x = WatchFilesRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchFilesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchFilesRequest) ProtoMessage() {}
+
+func (x *WatchFilesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchFilesRequest.ProtoReflect.Descriptor instead.
+func (*WatchFilesRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *WatchFilesRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *WatchFilesRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *WatchFilesRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *WatchFilesRequest) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+type WatchFilesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ready         bool                   `protobuf:"varint,1,opt,name=ready,proto3" json:"ready,omitempty"` // the first message: everything from here on is seen
+	Events        []*FileEvent           `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
+	Overflow      bool                   `protobuf:"varint,3,opt,name=overflow,proto3" json:"overflow,omitempty"` // events were lost: list again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchFilesResponse) Reset() {
+	*x = WatchFilesResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchFilesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchFilesResponse) ProtoMessage() {}
+
+func (x *WatchFilesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchFilesResponse.ProtoReflect.Descriptor instead.
+func (*WatchFilesResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *WatchFilesResponse) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *WatchFilesResponse) GetEvents() []*FileEvent {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *WatchFilesResponse) GetOverflow() bool {
+	if x != nil {
+		return x.Overflow
+	}
+	return false
+}
+
+type FileEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // relative to the watched directory; "" = itself
+	RawPath       []byte                 `protobuf:"bytes,2,opt,name=raw_path,json=rawPath,proto3" json:"raw_path,omitempty"`
+	Kind          FileEventKind          `protobuf:"varint,3,opt,name=kind,proto3,enum=dsec.v1.FileEventKind" json:"kind,omitempty"`
+	Directory     bool                   `protobuf:"varint,4,opt,name=directory,proto3" json:"directory,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileEvent) Reset() {
+	*x = FileEvent{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileEvent) ProtoMessage() {}
+
+func (x *FileEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileEvent.ProtoReflect.Descriptor instead.
+func (*FileEvent) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *FileEvent) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileEvent) GetRawPath() []byte {
+	if x != nil {
+		return x.RawPath
+	}
+	return nil
+}
+
+func (x *FileEvent) GetKind() FileEventKind {
+	if x != nil {
+		return x.Kind
+	}
+	return FileEventKind_FILE_EVENT_KIND_UNSPECIFIED
+}
+
+func (x *FileEvent) GetDirectory() bool {
+	if x != nil {
+		return x.Directory
+	}
+	return false
+}
+
+type GetMetricsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetMetricsRequest) Reset() {
+	*x = GetMetricsRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetMetricsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetMetricsRequest) ProtoMessage() {}
+
+func (x *GetMetricsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetMetricsRequest.ProtoReflect.Descriptor instead.
+func (*GetMetricsRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *GetMetricsRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+type WatchMetricsRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId       string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	IntervalSeconds float64                `protobuf:"fixed64,2,opt,name=interval_seconds,json=intervalSeconds,proto3" json:"interval_seconds,omitempty"` // 0 = 1; at least 0.1
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *WatchMetricsRequest) Reset() {
+	*x = WatchMetricsRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchMetricsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchMetricsRequest) ProtoMessage() {}
+
+func (x *WatchMetricsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchMetricsRequest.ProtoReflect.Descriptor instead.
+func (*WatchMetricsRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *WatchMetricsRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *WatchMetricsRequest) GetIntervalSeconds() float64 {
+	if x != nil {
+		return x.IntervalSeconds
+	}
+	return 0
+}
+
+type GetMetricsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Metrics       *Metrics               `protobuf:"bytes,1,opt,name=metrics,proto3" json:"metrics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetMetricsResponse) Reset() {
+	*x = GetMetricsResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetMetricsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetMetricsResponse) ProtoMessage() {}
+
+func (x *GetMetricsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetMetricsResponse.ProtoReflect.Descriptor instead.
+func (*GetMetricsResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *GetMetricsResponse) GetMetrics() *Metrics {
+	if x != nil {
+		return x.Metrics
+	}
+	return nil
+}
+
+// Metrics are of the kernel's own accounts. Counters begin at the sandbox's creation.
+type Metrics struct {
+	state               protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId           string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	At                  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	Generation          int64                  `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	CpuSeconds          float64                `protobuf:"fixed64,4,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`
+	CpuLimitCores       float64                `protobuf:"fixed64,5,opt,name=cpu_limit_cores,json=cpuLimitCores,proto3" json:"cpu_limit_cores,omitempty"`
+	CpuThrottledPeriods int64                  `protobuf:"varint,6,opt,name=cpu_throttled_periods,json=cpuThrottledPeriods,proto3" json:"cpu_throttled_periods,omitempty"`
+	CpuThrottledSeconds float64                `protobuf:"fixed64,7,opt,name=cpu_throttled_seconds,json=cpuThrottledSeconds,proto3" json:"cpu_throttled_seconds,omitempty"`
+	MemoryBytes         int64                  `protobuf:"varint,8,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // with page cache charged to it
+	MemoryAnonBytes     int64                  `protobuf:"varint,9,opt,name=memory_anon_bytes,json=memoryAnonBytes,proto3" json:"memory_anon_bytes,omitempty"`
+	MemoryPeakBytes     int64                  `protobuf:"varint,10,opt,name=memory_peak_bytes,json=memoryPeakBytes,proto3" json:"memory_peak_bytes,omitempty"`
+	MemoryLimitBytes    int64                  `protobuf:"varint,11,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
+	MemoryLimitHits     int64                  `protobuf:"varint,12,opt,name=memory_limit_hits,json=memoryLimitHits,proto3" json:"memory_limit_hits,omitempty"`
+	OomKills            int64                  `protobuf:"varint,13,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
+	DiskBytes           int64                  `protobuf:"varint,14,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DiskLimitBytes      int64                  `protobuf:"varint,15,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
+	Pids                int64                  `protobuf:"varint,16,opt,name=pids,proto3" json:"pids,omitempty"`
+	PidsLimit           int64                  `protobuf:"varint,17,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
+	PidsLimitHits       int64                  `protobuf:"varint,18,opt,name=pids_limit_hits,json=pidsLimitHits,proto3" json:"pids_limit_hits,omitempty"`
+	NetworkRxBytes      int64                  `protobuf:"varint,19,opt,name=network_rx_bytes,json=networkRxBytes,proto3" json:"network_rx_bytes,omitempty"`
+	NetworkTxBytes      int64                  `protobuf:"varint,20,opt,name=network_tx_bytes,json=networkTxBytes,proto3" json:"network_tx_bytes,omitempty"`
+	NetworkRxPackets    int64                  `protobuf:"varint,21,opt,name=network_rx_packets,json=networkRxPackets,proto3" json:"network_rx_packets,omitempty"`
+	NetworkTxPackets    int64                  `protobuf:"varint,22,opt,name=network_tx_packets,json=networkTxPackets,proto3" json:"network_tx_packets,omitempty"`
+	AetherMemoryBytes   int64                  `protobuf:"varint,23,opt,name=aether_memory_bytes,json=aetherMemoryBytes,proto3" json:"aether_memory_bytes,omitempty"`
+	Unavailable         []string               `protobuf:"bytes,24,rep,name=unavailable,proto3" json:"unavailable,omitempty"` // names of fields that this host cannot measure
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *Metrics) Reset() {
+	*x = Metrics{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Metrics) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Metrics) ProtoMessage() {}
+
+func (x *Metrics) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Metrics.ProtoReflect.Descriptor instead.
+func (*Metrics) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *Metrics) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Metrics) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Metrics) GetGeneration() int64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Metrics) GetCpuSeconds() float64 {
+	if x != nil {
+		return x.CpuSeconds
+	}
+	return 0
+}
+
+func (x *Metrics) GetCpuLimitCores() float64 {
+	if x != nil {
+		return x.CpuLimitCores
+	}
+	return 0
+}
+
+func (x *Metrics) GetCpuThrottledPeriods() int64 {
+	if x != nil {
+		return x.CpuThrottledPeriods
+	}
+	return 0
+}
+
+func (x *Metrics) GetCpuThrottledSeconds() float64 {
+	if x != nil {
+		return x.CpuThrottledSeconds
+	}
+	return 0
+}
+
+func (x *Metrics) GetMemoryBytes() int64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Metrics) GetMemoryAnonBytes() int64 {
+	if x != nil {
+		return x.MemoryAnonBytes
+	}
+	return 0
+}
+
+func (x *Metrics) GetMemoryPeakBytes() int64 {
+	if x != nil {
+		return x.MemoryPeakBytes
+	}
+	return 0
+}
+
+func (x *Metrics) GetMemoryLimitBytes() int64 {
+	if x != nil {
+		return x.MemoryLimitBytes
+	}
+	return 0
+}
+
+func (x *Metrics) GetMemoryLimitHits() int64 {
+	if x != nil {
+		return x.MemoryLimitHits
+	}
+	return 0
+}
+
+func (x *Metrics) GetOomKills() int64 {
+	if x != nil {
+		return x.OomKills
+	}
+	return 0
+}
+
+func (x *Metrics) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *Metrics) GetDiskLimitBytes() int64 {
+	if x != nil {
+		return x.DiskLimitBytes
+	}
+	return 0
+}
+
+func (x *Metrics) GetPids() int64 {
+	if x != nil {
+		return x.Pids
+	}
+	return 0
+}
+
+func (x *Metrics) GetPidsLimit() int64 {
+	if x != nil {
+		return x.PidsLimit
+	}
+	return 0
+}
+
+func (x *Metrics) GetPidsLimitHits() int64 {
+	if x != nil {
+		return x.PidsLimitHits
+	}
+	return 0
+}
+
+func (x *Metrics) GetNetworkRxBytes() int64 {
+	if x != nil {
+		return x.NetworkRxBytes
+	}
+	return 0
+}
+
+func (x *Metrics) GetNetworkTxBytes() int64 {
+	if x != nil {
+		return x.NetworkTxBytes
+	}
+	return 0
+}
+
+func (x *Metrics) GetNetworkRxPackets() int64 {
+	if x != nil {
+		return x.NetworkRxPackets
+	}
+	return 0
+}
+
+func (x *Metrics) GetNetworkTxPackets() int64 {
+	if x != nil {
+		return x.NetworkTxPackets
+	}
+	return 0
+}
+
+func (x *Metrics) GetAetherMemoryBytes() int64 {
+	if x != nil {
+		return x.AetherMemoryBytes
+	}
+	return 0
+}
+
+func (x *Metrics) GetUnavailable() []string {
+	if x != nil {
+		return x.Unavailable
+	}
+	return nil
+}
+
+type Process struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pid           int32                  `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"` // inside
+	Parent        int32                  `protobuf:"varint,2,opt,name=parent,proto3" json:"parent,omitempty"`
+	Uid           uint32                 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Argv          []string               `protobuf:"bytes,5,rep,name=argv,proto3" json:"argv,omitempty"`   // shortened to 4 KiB, invalid UTF-8 replaced
+	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"` // the letter of proc(5)
+	CpuSeconds    float64                `protobuf:"fixed64,7,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`
+	MemoryBytes   int64                  `protobuf:"varint,8,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`    // resident
+	StartedTicks  uint64                 `protobuf:"varint,9,opt,name=started_ticks,json=startedTicks,proto3" json:"started_ticks,omitempty"` // since the machine's start: with pid it names a process for good
+	CommandId     string                 `protobuf:"bytes,10,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`          // whose process tree it is of, where that is known
+	Threads       int32                  `protobuf:"varint,11,opt,name=threads,proto3" json:"threads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Process) Reset() {
+	*x = Process{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Process) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Process) ProtoMessage() {}
+
+func (x *Process) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Process.ProtoReflect.Descriptor instead.
+func (*Process) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *Process) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Process) GetParent() int32 {
+	if x != nil {
+		return x.Parent
+	}
+	return 0
+}
+
+func (x *Process) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Process) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Process) GetArgv() []string {
+	if x != nil {
+		return x.Argv
+	}
+	return nil
+}
+
+func (x *Process) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Process) GetCpuSeconds() float64 {
+	if x != nil {
+		return x.CpuSeconds
+	}
+	return 0
+}
+
+func (x *Process) GetMemoryBytes() int64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Process) GetStartedTicks() uint64 {
+	if x != nil {
+		return x.StartedTicks
+	}
+	return 0
+}
+
+func (x *Process) GetCommandId() string {
+	if x != nil {
+		return x.CommandId
+	}
+	return ""
+}
+
+func (x *Process) GetThreads() int32 {
+	if x != nil {
+		return x.Threads
+	}
+	return 0
+}
+
+type ListProcessesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProcessesRequest) Reset() {
+	*x = ListProcessesRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProcessesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProcessesRequest) ProtoMessage() {}
+
+func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
+func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *ListProcessesRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+type ListProcessesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Processes     []*Process             `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProcessesResponse) Reset() {
+	*x = ListProcessesResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProcessesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProcessesResponse) ProtoMessage() {}
+
+func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
+func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *ListProcessesResponse) GetProcesses() []*Process {
+	if x != nil {
+		return x.Processes
+	}
+	return nil
+}
+
+type SignalProcessRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Pid           int32                  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
+	Signal        int32                  `protobuf:"varint,3,opt,name=signal,proto3" json:"signal,omitempty"`                                 // 0 = SIGTERM
+	StartedTicks  uint64                 `protobuf:"varint,4,opt,name=started_ticks,json=startedTicks,proto3" json:"started_ticks,omitempty"` // 0 = whoever has that pid now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignalProcessRequest) Reset() {
+	*x = SignalProcessRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignalProcessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignalProcessRequest) ProtoMessage() {}
+
+func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
+func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *SignalProcessRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *SignalProcessRequest) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *SignalProcessRequest) GetSignal() int32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+func (x *SignalProcessRequest) GetStartedTicks() uint64 {
+	if x != nil {
+		return x.StartedTicks
+	}
+	return 0
+}
+
+type SignalProcessResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignalProcessResponse) Reset() {
+	*x = SignalProcessResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignalProcessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignalProcessResponse) ProtoMessage() {}
+
+func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignalProcessResponse.ProtoReflect.Descriptor instead.
+func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{66}
+}
+
+type WatchSandboxesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Labels        map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // all must match
+	Ids           []string               `protobuf:"bytes,2,rep,name=ids,proto3" json:"ids,omitempty"`                                                                                 // at most 100,000; empty = all of the project
+	Commands      bool                   `protobuf:"varint,3,opt,name=commands,proto3" json:"commands,omitempty"`                                                                      // also the ends of their commands
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchSandboxesRequest) Reset() {
+	*x = WatchSandboxesRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchSandboxesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchSandboxesRequest) ProtoMessage() {}
+
+func (x *WatchSandboxesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchSandboxesRequest.ProtoReflect.Descriptor instead.
+func (*WatchSandboxesRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *WatchSandboxesRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *WatchSandboxesRequest) GetIds() []string {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *WatchSandboxesRequest) GetCommands() bool {
+	if x != nil {
+		return x.Commands
+	}
+	return false
+}
+
+type WatchSandboxesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Event:
+	//
+	//	*WatchSandboxesResponse_Sandbox
+	//	*WatchSandboxesResponse_Command
+	//	*WatchSandboxesResponse_Synced
+	//	*WatchSandboxesResponse_Alive
+	//	*WatchSandboxesResponse_EdgeLost
+	Event         isWatchSandboxesResponse_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchSandboxesResponse) Reset() {
+	*x = WatchSandboxesResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchSandboxesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchSandboxesResponse) ProtoMessage() {}
+
+func (x *WatchSandboxesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchSandboxesResponse.ProtoReflect.Descriptor instead.
+func (*WatchSandboxesResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *WatchSandboxesResponse) GetEvent() isWatchSandboxesResponse_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *WatchSandboxesResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		if x, ok := x.Event.(*WatchSandboxesResponse_Sandbox); ok {
+			return x.Sandbox
+		}
+	}
+	return nil
+}
+
+func (x *WatchSandboxesResponse) GetCommand() *CommandEvent {
+	if x != nil {
+		if x, ok := x.Event.(*WatchSandboxesResponse_Command); ok {
+			return x.Command
+		}
+	}
+	return nil
+}
+
+func (x *WatchSandboxesResponse) GetSynced() bool {
+	if x != nil {
+		if x, ok := x.Event.(*WatchSandboxesResponse_Synced); ok {
+			return x.Synced
+		}
+	}
+	return false
+}
+
+func (x *WatchSandboxesResponse) GetAlive() bool {
+	if x != nil {
+		if x, ok := x.Event.(*WatchSandboxesResponse_Alive); ok {
+			return x.Alive
+		}
+	}
+	return false
+}
+
+func (x *WatchSandboxesResponse) GetEdgeLost() *EdgeLost {
+	if x != nil {
+		if x, ok := x.Event.(*WatchSandboxesResponse_EdgeLost); ok {
+			return x.EdgeLost
+		}
+	}
+	return nil
+}
+
+type isWatchSandboxesResponse_Event interface {
+	isWatchSandboxesResponse_Event()
+}
+
+type WatchSandboxesResponse_Sandbox struct {
+	Sandbox *Sandbox `protobuf:"bytes,1,opt,name=sandbox,proto3,oneof"` // its present state
+}
+
+type WatchSandboxesResponse_Command struct {
+	Command *CommandEvent `protobuf:"bytes,2,opt,name=command,proto3,oneof"`
+}
+
+type WatchSandboxesResponse_Synced struct {
+	Synced bool `protobuf:"varint,3,opt,name=synced,proto3,oneof"`
+}
+
+type WatchSandboxesResponse_Alive struct {
+	Alive bool `protobuf:"varint,4,opt,name=alive,proto3,oneof"` // nothing happened for a while
+}
+
+type WatchSandboxesResponse_EdgeLost struct {
+	EdgeLost *EdgeLost `protobuf:"bytes,5,opt,name=edge_lost,json=edgeLost,proto3,oneof"` // its sandboxes may have changed unseen; they are sent anew when it is back
+}
+
+func (*WatchSandboxesResponse_Sandbox) isWatchSandboxesResponse_Event() {}
+
+func (*WatchSandboxesResponse_Command) isWatchSandboxesResponse_Event() {}
+
+func (*WatchSandboxesResponse_Synced) isWatchSandboxesResponse_Event() {}
+
+func (*WatchSandboxesResponse_Alive) isWatchSandboxesResponse_Event() {}
+
+func (*WatchSandboxesResponse_EdgeLost) isWatchSandboxesResponse_Event() {}
+
+type CommandEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Result        *CommandResult         `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"` // without output data
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommandEvent) Reset() {
+	*x = CommandEvent{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommandEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommandEvent) ProtoMessage() {}
+
+func (x *CommandEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommandEvent.ProtoReflect.Descriptor instead.
+func (*CommandEvent) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *CommandEvent) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *CommandEvent) GetResult() *CommandResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+type EdgeLost struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EdgeLost) Reset() {
+	*x = EdgeLost{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EdgeLost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EdgeLost) ProtoMessage() {}
+
+func (x *EdgeLost) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EdgeLost.ProtoReflect.Descriptor instead.
+func (*EdgeLost) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *EdgeLost) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type CreatePortURLRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId      string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Port           int32                  `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	ExpiresSeconds int64                  `protobuf:"varint,3,opt,name=expires_seconds,json=expiresSeconds,proto3" json:"expires_seconds,omitempty"` // 0 = 1 h; at most 7 days; it ends with the sandbox in any case
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *CreatePortURLRequest) Reset() {
+	*x = CreatePortURLRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreatePortURLRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreatePortURLRequest) ProtoMessage() {}
+
+func (x *CreatePortURLRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreatePortURLRequest.ProtoReflect.Descriptor instead.
+func (*CreatePortURLRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *CreatePortURLRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *CreatePortURLRequest) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *CreatePortURLRequest) GetExpiresSeconds() int64 {
+	if x != nil {
+		return x.ExpiresSeconds
+	}
+	return 0
+}
+
+type CreatePortURLResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Url           string                 `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreatePortURLResponse) Reset() {
+	*x = CreatePortURLResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreatePortURLResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreatePortURLResponse) ProtoMessage() {}
+
+func (x *CreatePortURLResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreatePortURLResponse.ProtoReflect.Descriptor instead.
+func (*CreatePortURLResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *CreatePortURLResponse) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *CreatePortURLResponse) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
 }
 
 type Layer struct {
@@ -1930,7 +5268,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[27]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +5280,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[27]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +5293,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{27}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Layer) GetMetadata() *Blob {
@@ -1982,7 +5320,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[28]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +5332,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[28]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +5345,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{28}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Blob) GetDigest() string {
@@ -2043,7 +5381,7 @@ type Environment struct {
 
 func (x *Environment) Reset() {
 	*x = Environment{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[29]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +5393,7 @@ func (x *Environment) String() string {
 func (*Environment) ProtoMessage() {}
 
 func (x *Environment) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[29]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +5406,7 @@ func (x *Environment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Environment.ProtoReflect.Descriptor instead.
 func (*Environment) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{29}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Environment) GetKind() string {
@@ -2159,7 +5497,7 @@ type EnvironmentConfig struct {
 
 func (x *EnvironmentConfig) Reset() {
 	*x = EnvironmentConfig{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[30]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +5509,7 @@ func (x *EnvironmentConfig) String() string {
 func (*EnvironmentConfig) ProtoMessage() {}
 
 func (x *EnvironmentConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[30]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +5522,7 @@ func (x *EnvironmentConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvironmentConfig.ProtoReflect.Descriptor instead.
 func (*EnvironmentConfig) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{30}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *EnvironmentConfig) GetEnv() map[string]string {
@@ -2219,7 +5557,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[31]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2231,7 +5569,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[31]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +5582,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{31}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListEnvironmentsRequest) GetKind() string {
@@ -2278,7 +5616,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[32]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +5628,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[32]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +5641,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{32}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Environment {
@@ -2330,7 +5668,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[33]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +5680,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[33]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +5693,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{33}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GetEnvironmentRequest) GetKind() string {
@@ -2381,7 +5719,7 @@ type GetEnvironmentResponse struct {
 
 func (x *GetEnvironmentResponse) Reset() {
 	*x = GetEnvironmentResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[34]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +5731,7 @@ func (x *GetEnvironmentResponse) String() string {
 func (*GetEnvironmentResponse) ProtoMessage() {}
 
 func (x *GetEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[34]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +5744,7 @@ func (x *GetEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{34}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GetEnvironmentResponse) GetEnvironment() *Environment {
@@ -2426,7 +5764,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[35]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2438,7 +5776,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[35]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2451,7 +5789,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{35}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RemoveEnvironmentRequest) GetKind() string {
@@ -2476,7 +5814,7 @@ type RemoveEnvironmentResponse struct {
 
 func (x *RemoveEnvironmentResponse) Reset() {
 	*x = RemoveEnvironmentResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[36]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2488,7 +5826,7 @@ func (x *RemoveEnvironmentResponse) String() string {
 func (*RemoveEnvironmentResponse) ProtoMessage() {}
 
 func (x *RemoveEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[36]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2501,7 +5839,7 @@ func (x *RemoveEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{36}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{82}
 }
 
 type GetInfoRequest struct {
@@ -2512,7 +5850,7 @@ type GetInfoRequest struct {
 
 func (x *GetInfoRequest) Reset() {
 	*x = GetInfoRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[37]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +5862,7 @@ func (x *GetInfoRequest) String() string {
 func (*GetInfoRequest) ProtoMessage() {}
 
 func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[37]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +5875,7 @@ func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetInfoRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{37}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{83}
 }
 
 type GetInfoResponse struct {
@@ -2552,7 +5890,7 @@ type GetInfoResponse struct {
 
 func (x *GetInfoResponse) Reset() {
 	*x = GetInfoResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[38]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +5902,7 @@ func (x *GetInfoResponse) String() string {
 func (*GetInfoResponse) ProtoMessage() {}
 
 func (x *GetInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[38]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +5915,7 @@ func (x *GetInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetInfoResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{38}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GetInfoResponse) GetVersion() string {
@@ -2625,7 +5963,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[39]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +5975,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[39]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +5988,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{39}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Node) GetId() string {
@@ -2739,7 +6077,7 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\tcpu_cores\x18\x02 \x01(\x01R\bcpuCores\x12\x12\n" +
 	"\x04pids\x18\x03 \x01(\x03R\x04pids\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\x04 \x01(\x03R\tdiskBytes\"\xc7\x05\n" +
+	"disk_bytes\x18\x04 \x01(\x03R\tdiskBytes\"\x9e\x06\n" +
 	"\vSandboxSpec\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x1c\n" +
@@ -2755,7 +6093,10 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\aworkdir\x18\v \x01(\tR\aworkdir\x12K\n" +
 	"\rnetwork_rules\x18\f \x03(\v2&.dsec.v1.SandboxSpec.NetworkRulesEntryR\fnetworkRules\x12\x1a\n" +
 	"\bhostname\x18\r \x01(\tR\bhostname\x12\x12\n" +
-	"\x04name\x18\x0e \x01(\tR\x04name\x1a9\n" +
+	"\x04name\x18\x0e \x01(\tR\x04name\x12&\n" +
+	"\x05start\x18\x0f \x01(\v2\x10.dsec.v1.CommandR\x05start\x12-\n" +
+	"\n" +
+	"ready_when\x18\x10 \x01(\v2\x0e.dsec.v1.ProbeR\treadyWhen\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
@@ -2764,7 +6105,17 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a?\n" +
 	"\x11NetworkRulesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\bR\x05value:\x028\x01\"\xd7\x05\n" +
+	"\x05value\x18\x02 \x01(\bR\x05value:\x028\x01\"\xcb\x01\n" +
+	"\x05Probe\x12$\n" +
+	"\x04exec\x18\x01 \x01(\v2\x10.dsec.v1.CommandR\x04exec\x12&\n" +
+	"\x04http\x18\x02 \x01(\v2\x12.dsec.v1.HttpProbeR\x04http\x12\x19\n" +
+	"\btcp_port\x18\x03 \x01(\x05R\atcpPort\x12)\n" +
+	"\x10interval_seconds\x18\x04 \x01(\x01R\x0fintervalSeconds\x12.\n" +
+	"\x13try_timeout_seconds\x18\x05 \x01(\x01R\x11tryTimeoutSeconds\"K\n" +
+	"\tHttpProbe\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\x05R\x04port\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\x05R\x06status\"\xd7\x05\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12$\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x0e.dsec.v1.StateR\x05state\x12'\n" +
@@ -2829,7 +6180,7 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x12\x12\n" +
 	"\x04wait\x18\x03 \x01(\bR\x04wait\"C\n" +
 	"\x15DeleteSandboxResponse\x12*\n" +
-	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"\xa2\x02\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"\xd2\x03\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12\x14\n" +
 	"\x05shell\x18\x02 \x01(\tR\x05shell\x12\x10\n" +
@@ -2838,15 +6189,25 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\x03env\x18\x05 \x03(\v2\x19.dsec.v1.Command.EnvEntryR\x03env\x12'\n" +
 	"\x0ftimeout_seconds\x18\x06 \x01(\x01R\x0etimeoutSeconds\x12\x14\n" +
 	"\x05stdin\x18\a \x01(\fR\x05stdin\x12#\n" +
-	"\rstdin_follows\x18\b \x01(\bR\fstdinFollows\x1a6\n" +
+	"\rstdin_follows\x18\b \x01(\bR\fstdinFollows\x12\x10\n" +
+	"\x03tag\x18\t \x01(\tR\x03tag\x129\n" +
+	"\x19no_output_timeout_seconds\x18\n" +
+	" \x01(\x01R\x16noOutputTimeoutSeconds\x12-\n" +
+	"\bterminal\x18\v \x01(\v2\x11.dsec.v1.TerminalR\bterminal\x12\x18\n" +
+	"\asession\x18\f \x01(\tR\asession\x12\x18\n" +
+	"\atrusted\x18\r \x01(\bR\atrusted\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"j\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"F\n" +
+	"\bTerminal\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x12\n" +
+	"\x04cols\x18\x02 \x01(\rR\x04cols\x12\x12\n" +
+	"\x04term\x18\x03 \x01(\tR\x04term\"j\n" +
 	"\x06Output\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x1b\n" +
 	"\thead_size\x18\x03 \x01(\x03R\bheadSize\x12\x1b\n" +
-	"\ttail_size\x18\x04 \x01(\x03R\btailSize\"\xfb\x03\n" +
+	"\ttail_size\x18\x04 \x01(\x03R\btailSize\"\xff\x04\n" +
 	"\rCommandResult\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x18\n" +
@@ -2866,7 +6227,13 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"started_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
 	"\bended_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12!\n" +
 	"\fstdin_broken\x18\r \x01(\bR\vstdinBroken\x12 \n" +
-	"\vdescription\x18\x0e \x01(\tR\vdescription\"\xbd\x01\n" +
+	"\vdescription\x18\x0e \x01(\tR\vdescription\x12\x10\n" +
+	"\x03tag\x18\x0f \x01(\tR\x03tag\x12\x18\n" +
+	"\asession\x18\x10 \x01(\tR\asession\x12\x1a\n" +
+	"\bterminal\x18\x11 \x01(\bR\bterminal\x12\x1b\n" +
+	"\tno_output\x18\x12 \x01(\bR\bnoOutput\x12\x1d\n" +
+	"\n" +
+	"stdin_size\x18\x13 \x01(\x03R\tstdinSize\"\xbd\x01\n" +
 	"\vExecRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
@@ -2885,10 +6252,13 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\fwait_seconds\x18\x03 \x01(\x01R\vwaitSeconds\x12!\n" +
 	"\finline_limit\x18\x04 \x01(\x05R\vinlineLimit\"D\n" +
 	"\x12GetCommandResponse\x12.\n" +
-	"\x06result\x18\x01 \x01(\v2\x16.dsec.v1.CommandResultR\x06result\"4\n" +
+	"\x06result\x18\x01 \x01(\v2\x16.dsec.v1.CommandResultR\x06result\"z\n" +
 	"\x13ListCommandsRequest\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"J\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +
+	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x18\n" +
+	"\asession\x18\x03 \x01(\tR\asession\x12\x18\n" +
+	"\arunning\x18\x04 \x01(\bR\arunning\"J\n" +
 	"\x14ListCommandsResponse\x122\n" +
 	"\bcommands\x18\x01 \x03(\v2\x16.dsec.v1.CommandResultR\bcommands\"j\n" +
 	"\x12KillCommandRequest\x12\x1d\n" +
@@ -2897,7 +6267,244 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\n" +
 	"command_id\x18\x02 \x01(\tR\tcommandId\x12\x16\n" +
 	"\x06signal\x18\x03 \x01(\x05R\x06signal\"\x15\n" +
-	"\x13KillCommandResponse\"U\n" +
+	"\x13KillCommandResponse\"}\n" +
+	"\x15ResizeTerminalRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
+	"\n" +
+	"command_id\x18\x02 \x01(\tR\tcommandId\x12\x12\n" +
+	"\x04rows\x18\x03 \x01(\rR\x04rows\x12\x12\n" +
+	"\x04cols\x18\x04 \x01(\rR\x04cols\"\x18\n" +
+	"\x16ResizeTerminalResponse\"\xa5\x02\n" +
+	"\aSession\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05ended\x18\x02 \x01(\bR\x05ended\x12\x1b\n" +
+	"\texit_code\x18\x03 \x01(\x05R\bexitCode\x12\x16\n" +
+	"\x06signal\x18\x04 \x01(\x05R\x06signal\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x129\n" +
+	"\n" +
+	"created_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12'\n" +
+	"\x0frunning_command\x18\a \x01(\tR\x0erunningCommand\x12)\n" +
+	"\x10waiting_commands\x18\b \x01(\x05R\x0fwaitingCommands\x12\x14\n" +
+	"\x05shell\x18\t \x01(\tR\x05shell\"\xe1\x01\n" +
+	"\x14CreateSessionRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03cwd\x18\x03 \x01(\tR\x03cwd\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x128\n" +
+	"\x03env\x18\x05 \x03(\v2&.dsec.v1.CreateSessionRequest.EnvEntryR\x03env\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"C\n" +
+	"\x15CreateSessionResponse\x12*\n" +
+	"\asession\x18\x01 \x01(\v2\x10.dsec.v1.SessionR\asession\"4\n" +
+	"\x13ListSessionsRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"D\n" +
+	"\x14ListSessionsResponse\x12,\n" +
+	"\bsessions\x18\x01 \x03(\v2\x10.dsec.v1.SessionR\bsessions\"I\n" +
+	"\x14DeleteSessionRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x17\n" +
+	"\x15DeleteSessionResponse\"\x87\x03\n" +
+	"\bFileInfo\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x19\n" +
+	"\braw_path\x18\x02 \x01(\fR\arawPath\x12%\n" +
+	"\x04type\x18\x03 \x01(\x0e2\x11.dsec.v1.FileTypeR\x04type\x12\x12\n" +
+	"\x04size\x18\x04 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04mode\x18\x05 \x01(\rR\x04mode\x12\x10\n" +
+	"\x03uid\x18\x06 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\a \x01(\rR\x03gid\x12;\n" +
+	"\vmodified_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"modifiedAt\x12\x1f\n" +
+	"\vlink_target\x18\t \x01(\tR\n" +
+	"linkTarget\x12&\n" +
+	"\x0fraw_link_target\x18\n" +
+	" \x01(\fR\rrawLinkTarget\x12'\n" +
+	"\x0fallocated_bytes\x18\v \x01(\x03R\x0eallocatedBytes\x12\x14\n" +
+	"\x05links\x18\f \x01(\rR\x05links\x12\x14\n" +
+	"\x05inode\x18\r \x01(\x04R\x05inode\"o\n" +
+	"\x10ListFilesRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x14\n" +
+	"\x05depth\x18\x04 \x01(\x05R\x05depth\"<\n" +
+	"\x11ListFilesResponse\x12'\n" +
+	"\x05files\x18\x01 \x03(\v2\x11.dsec.v1.FileInfoR\x05files\"s\n" +
+	"\x10StatFilesRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x14\n" +
+	"\x05paths\x18\x02 \x03(\tR\x05paths\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x16\n" +
+	"\x06follow\x18\x04 \x01(\bR\x06follow\"B\n" +
+	"\x11StatFilesResponse\x12-\n" +
+	"\aresults\x18\x01 \x03(\v2\x13.dsec.v1.StatResultR\aresults\"_\n" +
+	"\n" +
+	"StatResult\x12%\n" +
+	"\x04file\x18\x01 \x01(\v2\x11.dsec.v1.FileInfoR\x04file\x12*\n" +
+	"\afailure\x18\x02 \x01(\v2\x10.dsec.v1.FailureR\afailure\"\xeb\x02\n" +
+	"\n" +
+	"FileChange\x12?\n" +
+	"\x0emake_directory\x18\x01 \x01(\v2\x16.dsec.v1.MakeDirectoryH\x00R\rmakeDirectory\x12'\n" +
+	"\x04move\x18\x02 \x01(\v2\x11.dsec.v1.MoveFileH\x00R\x04move\x12'\n" +
+	"\x04copy\x18\x03 \x01(\v2\x11.dsec.v1.CopyFileH\x00R\x04copy\x12-\n" +
+	"\x06remove\x18\x04 \x01(\v2\x13.dsec.v1.RemoveFileH\x00R\x06remove\x12-\n" +
+	"\bset_mode\x18\x05 \x01(\v2\x10.dsec.v1.SetModeH\x00R\asetMode\x120\n" +
+	"\tset_owner\x18\x06 \x01(\v2\x11.dsec.v1.SetOwnerH\x00R\bsetOwner\x120\n" +
+	"\tmake_link\x18\a \x01(\v2\x11.dsec.v1.MakeLinkH\x00R\bmakeLinkB\b\n" +
+	"\x06change\"Q\n" +
+	"\rMakeDirectory\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x18\n" +
+	"\aparents\x18\x03 \x01(\bR\aparents\"L\n" +
+	"\bMoveFile\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1c\n" +
+	"\texclusive\x18\x03 \x01(\bR\texclusive\"j\n" +
+	"\bCopyFile\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1c\n" +
+	"\trecursive\x18\x03 \x01(\bR\trecursive\x12\x1c\n" +
+	"\texclusive\x18\x04 \x01(\bR\texclusive\"]\n" +
+	"\n" +
+	"RemoveFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1c\n" +
+	"\trecursive\x18\x02 \x01(\bR\trecursive\x12\x1d\n" +
+	"\n" +
+	"missing_ok\x18\x03 \x01(\bR\tmissingOk\"O\n" +
+	"\aSetMode\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x1c\n" +
+	"\trecursive\x18\x03 \x01(\bR\trecursive\"R\n" +
+	"\bSetOwner\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1c\n" +
+	"\trecursive\x18\x03 \x01(\bR\trecursive\"J\n" +
+	"\bMakeLink\x12\x16\n" +
+	"\x06target\x18\x01 \x01(\tR\x06target\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04hard\x18\x03 \x01(\bR\x04hard\"v\n" +
+	"\x12ChangeFilesRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12-\n" +
+	"\achanges\x18\x03 \x03(\v2\x13.dsec.v1.FileChangeR\achanges\"\x15\n" +
+	"\x13ChangeFilesResponse\"x\n" +
+	"\x11WatchFilesRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x1c\n" +
+	"\trecursive\x18\x04 \x01(\bR\trecursive\"r\n" +
+	"\x12WatchFilesResponse\x12\x14\n" +
+	"\x05ready\x18\x01 \x01(\bR\x05ready\x12*\n" +
+	"\x06events\x18\x02 \x03(\v2\x12.dsec.v1.FileEventR\x06events\x12\x1a\n" +
+	"\boverflow\x18\x03 \x01(\bR\boverflow\"\x84\x01\n" +
+	"\tFileEvent\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x19\n" +
+	"\braw_path\x18\x02 \x01(\fR\arawPath\x12*\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x16.dsec.v1.FileEventKindR\x04kind\x12\x1c\n" +
+	"\tdirectory\x18\x04 \x01(\bR\tdirectory\"2\n" +
+	"\x11GetMetricsRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"_\n" +
+	"\x13WatchMetricsRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12)\n" +
+	"\x10interval_seconds\x18\x02 \x01(\x01R\x0fintervalSeconds\"@\n" +
+	"\x12GetMetricsResponse\x12*\n" +
+	"\ametrics\x18\x01 \x01(\v2\x10.dsec.v1.MetricsR\ametrics\"\xbd\a\n" +
+	"\aMetrics\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12*\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x03R\n" +
+	"generation\x12\x1f\n" +
+	"\vcpu_seconds\x18\x04 \x01(\x01R\n" +
+	"cpuSeconds\x12&\n" +
+	"\x0fcpu_limit_cores\x18\x05 \x01(\x01R\rcpuLimitCores\x122\n" +
+	"\x15cpu_throttled_periods\x18\x06 \x01(\x03R\x13cpuThrottledPeriods\x122\n" +
+	"\x15cpu_throttled_seconds\x18\a \x01(\x01R\x13cpuThrottledSeconds\x12!\n" +
+	"\fmemory_bytes\x18\b \x01(\x03R\vmemoryBytes\x12*\n" +
+	"\x11memory_anon_bytes\x18\t \x01(\x03R\x0fmemoryAnonBytes\x12*\n" +
+	"\x11memory_peak_bytes\x18\n" +
+	" \x01(\x03R\x0fmemoryPeakBytes\x12,\n" +
+	"\x12memory_limit_bytes\x18\v \x01(\x03R\x10memoryLimitBytes\x12*\n" +
+	"\x11memory_limit_hits\x18\f \x01(\x03R\x0fmemoryLimitHits\x12\x1b\n" +
+	"\toom_kills\x18\r \x01(\x03R\boomKills\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\x0e \x01(\x03R\tdiskBytes\x12(\n" +
+	"\x10disk_limit_bytes\x18\x0f \x01(\x03R\x0ediskLimitBytes\x12\x12\n" +
+	"\x04pids\x18\x10 \x01(\x03R\x04pids\x12\x1d\n" +
+	"\n" +
+	"pids_limit\x18\x11 \x01(\x03R\tpidsLimit\x12&\n" +
+	"\x0fpids_limit_hits\x18\x12 \x01(\x03R\rpidsLimitHits\x12(\n" +
+	"\x10network_rx_bytes\x18\x13 \x01(\x03R\x0enetworkRxBytes\x12(\n" +
+	"\x10network_tx_bytes\x18\x14 \x01(\x03R\x0enetworkTxBytes\x12,\n" +
+	"\x12network_rx_packets\x18\x15 \x01(\x03R\x10networkRxPackets\x12,\n" +
+	"\x12network_tx_packets\x18\x16 \x01(\x03R\x10networkTxPackets\x12.\n" +
+	"\x13aether_memory_bytes\x18\x17 \x01(\x03R\x11aetherMemoryBytes\x12 \n" +
+	"\vunavailable\x18\x18 \x03(\tR\vunavailable\"\xa5\x02\n" +
+	"\aProcess\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x16\n" +
+	"\x06parent\x18\x02 \x01(\x05R\x06parent\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x12\n" +
+	"\x04argv\x18\x05 \x03(\tR\x04argv\x12\x14\n" +
+	"\x05state\x18\x06 \x01(\tR\x05state\x12\x1f\n" +
+	"\vcpu_seconds\x18\a \x01(\x01R\n" +
+	"cpuSeconds\x12!\n" +
+	"\fmemory_bytes\x18\b \x01(\x03R\vmemoryBytes\x12#\n" +
+	"\rstarted_ticks\x18\t \x01(\x04R\fstartedTicks\x12\x1d\n" +
+	"\n" +
+	"command_id\x18\n" +
+	" \x01(\tR\tcommandId\x12\x18\n" +
+	"\athreads\x18\v \x01(\x05R\athreads\"5\n" +
+	"\x14ListProcessesRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"G\n" +
+	"\x15ListProcessesResponse\x12.\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x10.dsec.v1.ProcessR\tprocesses\"\x84\x01\n" +
+	"\x14SignalProcessRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x16\n" +
+	"\x06signal\x18\x03 \x01(\x05R\x06signal\x12#\n" +
+	"\rstarted_ticks\x18\x04 \x01(\x04R\fstartedTicks\"\x17\n" +
+	"\x15SignalProcessResponse\"\xc4\x01\n" +
+	"\x15WatchSandboxesRequest\x12B\n" +
+	"\x06labels\x18\x01 \x03(\v2*.dsec.v1.WatchSandboxesRequest.LabelsEntryR\x06labels\x12\x10\n" +
+	"\x03ids\x18\x02 \x03(\tR\x03ids\x12\x1a\n" +
+	"\bcommands\x18\x03 \x01(\bR\bcommands\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe6\x01\n" +
+	"\x16WatchSandboxesResponse\x12,\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxH\x00R\asandbox\x121\n" +
+	"\acommand\x18\x02 \x01(\v2\x15.dsec.v1.CommandEventH\x00R\acommand\x12\x18\n" +
+	"\x06synced\x18\x03 \x01(\bH\x00R\x06synced\x12\x16\n" +
+	"\x05alive\x18\x04 \x01(\bH\x00R\x05alive\x120\n" +
+	"\tedge_lost\x18\x05 \x01(\v2\x11.dsec.v1.EdgeLostH\x00R\bedgeLostB\a\n" +
+	"\x05event\"]\n" +
+	"\fCommandEvent\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12.\n" +
+	"\x06result\x18\x02 \x01(\v2\x16.dsec.v1.CommandResultR\x06result\"\x1e\n" +
+	"\bEdgeLost\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"r\n" +
+	"\x14CreatePortURLRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\x05R\x04port\x12'\n" +
+	"\x0fexpires_seconds\x18\x03 \x01(\x03R\x0eexpiresSeconds\"d\n" +
+	"\x15CreatePortURLResponse\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\x129\n" +
+	"\n" +
+	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"U\n" +
 	"\x05Layer\x12)\n" +
 	"\bmetadata\x18\x01 \x01(\v2\r.dsec.v1.BlobR\bmetadata\x12!\n" +
 	"\x04data\x18\x02 \x03(\v2\r.dsec.v1.BlobR\x04data\"2\n" +
@@ -2966,7 +6573,24 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\vSTATE_READY\x10\x02\x12\x12\n" +
 	"\x0eSTATE_STOPPING\x10\x03\x12\x11\n" +
 	"\rSTATE_STOPPED\x10\x04\x12\x10\n" +
-	"\fSTATE_FAILED\x10\x052\xb2\x05\n" +
+	"\fSTATE_FAILED\x10\x05*\xd2\x01\n" +
+	"\bFileType\x12\x19\n" +
+	"\x15FILE_TYPE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11FILE_TYPE_REGULAR\x10\x01\x12\x17\n" +
+	"\x13FILE_TYPE_DIRECTORY\x10\x02\x12\x15\n" +
+	"\x11FILE_TYPE_SYMLINK\x10\x03\x12\x12\n" +
+	"\x0eFILE_TYPE_FIFO\x10\x04\x12\x14\n" +
+	"\x10FILE_TYPE_SOCKET\x10\x05\x12\x1e\n" +
+	"\x1aFILE_TYPE_CHARACTER_DEVICE\x10\x06\x12\x1a\n" +
+	"\x16FILE_TYPE_BLOCK_DEVICE\x10\a*\xe5\x01\n" +
+	"\rFileEventKind\x12\x1f\n" +
+	"\x1bFILE_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17FILE_EVENT_KIND_CREATED\x10\x01\x12\x1b\n" +
+	"\x17FILE_EVENT_KIND_CHANGED\x10\x02\x12\x1b\n" +
+	"\x17FILE_EVENT_KIND_REMOVED\x10\x03\x12\x1e\n" +
+	"\x1aFILE_EVENT_KIND_MOVED_FROM\x10\x04\x12\x1c\n" +
+	"\x18FILE_EVENT_KIND_MOVED_TO\x10\x05\x12\x1e\n" +
+	"\x1aFILE_EVENT_KIND_ATTRIBUTES\x10\x062\xe8\r\n" +
 	"\x0eSandboxService\x12N\n" +
 	"\rCreateSandbox\x12\x1d.dsec.v1.CreateSandboxRequest\x1a\x1e.dsec.v1.CreateSandboxResponse\x12V\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse0\x01\x12E\n" +
@@ -2978,7 +6602,23 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\n" +
 	"GetCommand\x12\x1a.dsec.v1.GetCommandRequest\x1a\x1b.dsec.v1.GetCommandResponse\x12K\n" +
 	"\fListCommands\x12\x1c.dsec.v1.ListCommandsRequest\x1a\x1d.dsec.v1.ListCommandsResponse\x12H\n" +
-	"\vKillCommand\x12\x1b.dsec.v1.KillCommandRequest\x1a\x1c.dsec.v1.KillCommandResponse2\x9c\x02\n" +
+	"\vKillCommand\x12\x1b.dsec.v1.KillCommandRequest\x1a\x1c.dsec.v1.KillCommandResponse\x12Q\n" +
+	"\x0eResizeTerminal\x12\x1e.dsec.v1.ResizeTerminalRequest\x1a\x1f.dsec.v1.ResizeTerminalResponse\x12N\n" +
+	"\rCreateSession\x12\x1d.dsec.v1.CreateSessionRequest\x1a\x1e.dsec.v1.CreateSessionResponse\x12K\n" +
+	"\fListSessions\x12\x1c.dsec.v1.ListSessionsRequest\x1a\x1d.dsec.v1.ListSessionsResponse\x12N\n" +
+	"\rDeleteSession\x12\x1d.dsec.v1.DeleteSessionRequest\x1a\x1e.dsec.v1.DeleteSessionResponse\x12D\n" +
+	"\tListFiles\x12\x19.dsec.v1.ListFilesRequest\x1a\x1a.dsec.v1.ListFilesResponse0\x01\x12B\n" +
+	"\tStatFiles\x12\x19.dsec.v1.StatFilesRequest\x1a\x1a.dsec.v1.StatFilesResponse\x12H\n" +
+	"\vChangeFiles\x12\x1b.dsec.v1.ChangeFilesRequest\x1a\x1c.dsec.v1.ChangeFilesResponse\x12G\n" +
+	"\n" +
+	"WatchFiles\x12\x1a.dsec.v1.WatchFilesRequest\x1a\x1b.dsec.v1.WatchFilesResponse0\x01\x12E\n" +
+	"\n" +
+	"GetMetrics\x12\x1a.dsec.v1.GetMetricsRequest\x1a\x1b.dsec.v1.GetMetricsResponse\x12K\n" +
+	"\fWatchMetrics\x12\x1c.dsec.v1.WatchMetricsRequest\x1a\x1b.dsec.v1.GetMetricsResponse0\x01\x12N\n" +
+	"\rListProcesses\x12\x1d.dsec.v1.ListProcessesRequest\x1a\x1e.dsec.v1.ListProcessesResponse\x12N\n" +
+	"\rSignalProcess\x12\x1d.dsec.v1.SignalProcessRequest\x1a\x1e.dsec.v1.SignalProcessResponse\x12S\n" +
+	"\x0eWatchSandboxes\x12\x1e.dsec.v1.WatchSandboxesRequest\x1a\x1f.dsec.v1.WatchSandboxesResponse0\x01\x12N\n" +
+	"\rCreatePortURL\x12\x1d.dsec.v1.CreatePortURLRequest\x1a\x1e.dsec.v1.CreatePortURLResponse2\x9c\x02\n" +
 	"\x12EnvironmentService\x12W\n" +
 	"\x10ListEnvironments\x12 .dsec.v1.ListEnvironmentsRequest\x1a!.dsec.v1.ListEnvironmentsResponse\x12Q\n" +
 	"\x0eGetEnvironment\x12\x1e.dsec.v1.GetEnvironmentRequest\x1a\x1f.dsec.v1.GetEnvironmentResponse\x12Z\n" +
@@ -2998,136 +6638,248 @@ func file_dsec_v1_dsec_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_dsec_proto_rawDescData
 }
 
-var file_dsec_v1_dsec_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dsec_v1_dsec_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_dsec_v1_dsec_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_dsec_v1_dsec_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
 var file_dsec_v1_dsec_proto_goTypes = []any{
 	(State)(0),                        // 0: dsec.v1.State
-	(*ErrorInfo)(nil),                 // 1: dsec.v1.ErrorInfo
-	(*Reason)(nil),                    // 2: dsec.v1.Reason
-	(*Limits)(nil),                    // 3: dsec.v1.Limits
-	(*SandboxSpec)(nil),               // 4: dsec.v1.SandboxSpec
-	(*Sandbox)(nil),                   // 5: dsec.v1.Sandbox
-	(*CreateSandboxRequest)(nil),      // 6: dsec.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil),     // 7: dsec.v1.CreateSandboxResponse
-	(*CreateSandboxesRequest)(nil),    // 8: dsec.v1.CreateSandboxesRequest
-	(*CreateSandboxesResponse)(nil),   // 9: dsec.v1.CreateSandboxesResponse
-	(*Failure)(nil),                   // 10: dsec.v1.Failure
-	(*GetSandboxRequest)(nil),         // 11: dsec.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),        // 12: dsec.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),      // 13: dsec.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),     // 14: dsec.v1.ListSandboxesResponse
-	(*DeleteSandboxRequest)(nil),      // 15: dsec.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),     // 16: dsec.v1.DeleteSandboxResponse
-	(*Command)(nil),                   // 17: dsec.v1.Command
-	(*Output)(nil),                    // 18: dsec.v1.Output
-	(*CommandResult)(nil),             // 19: dsec.v1.CommandResult
-	(*ExecRequest)(nil),               // 20: dsec.v1.ExecRequest
-	(*ExecResponse)(nil),              // 21: dsec.v1.ExecResponse
-	(*GetCommandRequest)(nil),         // 22: dsec.v1.GetCommandRequest
-	(*GetCommandResponse)(nil),        // 23: dsec.v1.GetCommandResponse
-	(*ListCommandsRequest)(nil),       // 24: dsec.v1.ListCommandsRequest
-	(*ListCommandsResponse)(nil),      // 25: dsec.v1.ListCommandsResponse
-	(*KillCommandRequest)(nil),        // 26: dsec.v1.KillCommandRequest
-	(*KillCommandResponse)(nil),       // 27: dsec.v1.KillCommandResponse
-	(*Layer)(nil),                     // 28: dsec.v1.Layer
-	(*Blob)(nil),                      // 29: dsec.v1.Blob
-	(*Environment)(nil),               // 30: dsec.v1.Environment
-	(*EnvironmentConfig)(nil),         // 31: dsec.v1.EnvironmentConfig
-	(*ListEnvironmentsRequest)(nil),   // 32: dsec.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),  // 33: dsec.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),     // 34: dsec.v1.GetEnvironmentRequest
-	(*GetEnvironmentResponse)(nil),    // 35: dsec.v1.GetEnvironmentResponse
-	(*RemoveEnvironmentRequest)(nil),  // 36: dsec.v1.RemoveEnvironmentRequest
-	(*RemoveEnvironmentResponse)(nil), // 37: dsec.v1.RemoveEnvironmentResponse
-	(*GetInfoRequest)(nil),            // 38: dsec.v1.GetInfoRequest
-	(*GetInfoResponse)(nil),           // 39: dsec.v1.GetInfoResponse
-	(*Node)(nil),                      // 40: dsec.v1.Node
-	nil,                               // 41: dsec.v1.ErrorInfo.FactsEntry
-	nil,                               // 42: dsec.v1.SandboxSpec.LabelsEntry
-	nil,                               // 43: dsec.v1.SandboxSpec.EnvEntry
-	nil,                               // 44: dsec.v1.SandboxSpec.NetworkRulesEntry
-	nil,                               // 45: dsec.v1.Sandbox.StepSecondsEntry
-	nil,                               // 46: dsec.v1.ListSandboxesRequest.LabelsEntry
-	nil,                               // 47: dsec.v1.Command.EnvEntry
-	nil,                               // 48: dsec.v1.EnvironmentConfig.EnvEntry
-	(*timestamppb.Timestamp)(nil),     // 49: google.protobuf.Timestamp
+	(FileType)(0),                     // 1: dsec.v1.FileType
+	(FileEventKind)(0),                // 2: dsec.v1.FileEventKind
+	(*ErrorInfo)(nil),                 // 3: dsec.v1.ErrorInfo
+	(*Reason)(nil),                    // 4: dsec.v1.Reason
+	(*Limits)(nil),                    // 5: dsec.v1.Limits
+	(*SandboxSpec)(nil),               // 6: dsec.v1.SandboxSpec
+	(*Probe)(nil),                     // 7: dsec.v1.Probe
+	(*HttpProbe)(nil),                 // 8: dsec.v1.HttpProbe
+	(*Sandbox)(nil),                   // 9: dsec.v1.Sandbox
+	(*CreateSandboxRequest)(nil),      // 10: dsec.v1.CreateSandboxRequest
+	(*CreateSandboxResponse)(nil),     // 11: dsec.v1.CreateSandboxResponse
+	(*CreateSandboxesRequest)(nil),    // 12: dsec.v1.CreateSandboxesRequest
+	(*CreateSandboxesResponse)(nil),   // 13: dsec.v1.CreateSandboxesResponse
+	(*Failure)(nil),                   // 14: dsec.v1.Failure
+	(*GetSandboxRequest)(nil),         // 15: dsec.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),        // 16: dsec.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),      // 17: dsec.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),     // 18: dsec.v1.ListSandboxesResponse
+	(*DeleteSandboxRequest)(nil),      // 19: dsec.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),     // 20: dsec.v1.DeleteSandboxResponse
+	(*Command)(nil),                   // 21: dsec.v1.Command
+	(*Terminal)(nil),                  // 22: dsec.v1.Terminal
+	(*Output)(nil),                    // 23: dsec.v1.Output
+	(*CommandResult)(nil),             // 24: dsec.v1.CommandResult
+	(*ExecRequest)(nil),               // 25: dsec.v1.ExecRequest
+	(*ExecResponse)(nil),              // 26: dsec.v1.ExecResponse
+	(*GetCommandRequest)(nil),         // 27: dsec.v1.GetCommandRequest
+	(*GetCommandResponse)(nil),        // 28: dsec.v1.GetCommandResponse
+	(*ListCommandsRequest)(nil),       // 29: dsec.v1.ListCommandsRequest
+	(*ListCommandsResponse)(nil),      // 30: dsec.v1.ListCommandsResponse
+	(*KillCommandRequest)(nil),        // 31: dsec.v1.KillCommandRequest
+	(*KillCommandResponse)(nil),       // 32: dsec.v1.KillCommandResponse
+	(*ResizeTerminalRequest)(nil),     // 33: dsec.v1.ResizeTerminalRequest
+	(*ResizeTerminalResponse)(nil),    // 34: dsec.v1.ResizeTerminalResponse
+	(*Session)(nil),                   // 35: dsec.v1.Session
+	(*CreateSessionRequest)(nil),      // 36: dsec.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),     // 37: dsec.v1.CreateSessionResponse
+	(*ListSessionsRequest)(nil),       // 38: dsec.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),      // 39: dsec.v1.ListSessionsResponse
+	(*DeleteSessionRequest)(nil),      // 40: dsec.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),     // 41: dsec.v1.DeleteSessionResponse
+	(*FileInfo)(nil),                  // 42: dsec.v1.FileInfo
+	(*ListFilesRequest)(nil),          // 43: dsec.v1.ListFilesRequest
+	(*ListFilesResponse)(nil),         // 44: dsec.v1.ListFilesResponse
+	(*StatFilesRequest)(nil),          // 45: dsec.v1.StatFilesRequest
+	(*StatFilesResponse)(nil),         // 46: dsec.v1.StatFilesResponse
+	(*StatResult)(nil),                // 47: dsec.v1.StatResult
+	(*FileChange)(nil),                // 48: dsec.v1.FileChange
+	(*MakeDirectory)(nil),             // 49: dsec.v1.MakeDirectory
+	(*MoveFile)(nil),                  // 50: dsec.v1.MoveFile
+	(*CopyFile)(nil),                  // 51: dsec.v1.CopyFile
+	(*RemoveFile)(nil),                // 52: dsec.v1.RemoveFile
+	(*SetMode)(nil),                   // 53: dsec.v1.SetMode
+	(*SetOwner)(nil),                  // 54: dsec.v1.SetOwner
+	(*MakeLink)(nil),                  // 55: dsec.v1.MakeLink
+	(*ChangeFilesRequest)(nil),        // 56: dsec.v1.ChangeFilesRequest
+	(*ChangeFilesResponse)(nil),       // 57: dsec.v1.ChangeFilesResponse
+	(*WatchFilesRequest)(nil),         // 58: dsec.v1.WatchFilesRequest
+	(*WatchFilesResponse)(nil),        // 59: dsec.v1.WatchFilesResponse
+	(*FileEvent)(nil),                 // 60: dsec.v1.FileEvent
+	(*GetMetricsRequest)(nil),         // 61: dsec.v1.GetMetricsRequest
+	(*WatchMetricsRequest)(nil),       // 62: dsec.v1.WatchMetricsRequest
+	(*GetMetricsResponse)(nil),        // 63: dsec.v1.GetMetricsResponse
+	(*Metrics)(nil),                   // 64: dsec.v1.Metrics
+	(*Process)(nil),                   // 65: dsec.v1.Process
+	(*ListProcessesRequest)(nil),      // 66: dsec.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil),     // 67: dsec.v1.ListProcessesResponse
+	(*SignalProcessRequest)(nil),      // 68: dsec.v1.SignalProcessRequest
+	(*SignalProcessResponse)(nil),     // 69: dsec.v1.SignalProcessResponse
+	(*WatchSandboxesRequest)(nil),     // 70: dsec.v1.WatchSandboxesRequest
+	(*WatchSandboxesResponse)(nil),    // 71: dsec.v1.WatchSandboxesResponse
+	(*CommandEvent)(nil),              // 72: dsec.v1.CommandEvent
+	(*EdgeLost)(nil),                  // 73: dsec.v1.EdgeLost
+	(*CreatePortURLRequest)(nil),      // 74: dsec.v1.CreatePortURLRequest
+	(*CreatePortURLResponse)(nil),     // 75: dsec.v1.CreatePortURLResponse
+	(*Layer)(nil),                     // 76: dsec.v1.Layer
+	(*Blob)(nil),                      // 77: dsec.v1.Blob
+	(*Environment)(nil),               // 78: dsec.v1.Environment
+	(*EnvironmentConfig)(nil),         // 79: dsec.v1.EnvironmentConfig
+	(*ListEnvironmentsRequest)(nil),   // 80: dsec.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),  // 81: dsec.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),     // 82: dsec.v1.GetEnvironmentRequest
+	(*GetEnvironmentResponse)(nil),    // 83: dsec.v1.GetEnvironmentResponse
+	(*RemoveEnvironmentRequest)(nil),  // 84: dsec.v1.RemoveEnvironmentRequest
+	(*RemoveEnvironmentResponse)(nil), // 85: dsec.v1.RemoveEnvironmentResponse
+	(*GetInfoRequest)(nil),            // 86: dsec.v1.GetInfoRequest
+	(*GetInfoResponse)(nil),           // 87: dsec.v1.GetInfoResponse
+	(*Node)(nil),                      // 88: dsec.v1.Node
+	nil,                               // 89: dsec.v1.ErrorInfo.FactsEntry
+	nil,                               // 90: dsec.v1.SandboxSpec.LabelsEntry
+	nil,                               // 91: dsec.v1.SandboxSpec.EnvEntry
+	nil,                               // 92: dsec.v1.SandboxSpec.NetworkRulesEntry
+	nil,                               // 93: dsec.v1.Sandbox.StepSecondsEntry
+	nil,                               // 94: dsec.v1.ListSandboxesRequest.LabelsEntry
+	nil,                               // 95: dsec.v1.Command.EnvEntry
+	nil,                               // 96: dsec.v1.CreateSessionRequest.EnvEntry
+	nil,                               // 97: dsec.v1.WatchSandboxesRequest.LabelsEntry
+	nil,                               // 98: dsec.v1.EnvironmentConfig.EnvEntry
+	(*timestamppb.Timestamp)(nil),     // 99: google.protobuf.Timestamp
 }
 var file_dsec_v1_dsec_proto_depIdxs = []int32{
-	41, // 0: dsec.v1.ErrorInfo.facts:type_name -> dsec.v1.ErrorInfo.FactsEntry
-	49, // 1: dsec.v1.Reason.at:type_name -> google.protobuf.Timestamp
-	3,  // 2: dsec.v1.SandboxSpec.limits:type_name -> dsec.v1.Limits
-	42, // 3: dsec.v1.SandboxSpec.labels:type_name -> dsec.v1.SandboxSpec.LabelsEntry
-	43, // 4: dsec.v1.SandboxSpec.env:type_name -> dsec.v1.SandboxSpec.EnvEntry
-	44, // 5: dsec.v1.SandboxSpec.network_rules:type_name -> dsec.v1.SandboxSpec.NetworkRulesEntry
-	0,  // 6: dsec.v1.Sandbox.state:type_name -> dsec.v1.State
-	2,  // 7: dsec.v1.Sandbox.reason:type_name -> dsec.v1.Reason
-	4,  // 8: dsec.v1.Sandbox.spec:type_name -> dsec.v1.SandboxSpec
-	49, // 9: dsec.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	49, // 10: dsec.v1.Sandbox.ready_at:type_name -> google.protobuf.Timestamp
-	49, // 11: dsec.v1.Sandbox.ended_at:type_name -> google.protobuf.Timestamp
-	49, // 12: dsec.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
-	49, // 13: dsec.v1.Sandbox.idle_expires_at:type_name -> google.protobuf.Timestamp
-	45, // 14: dsec.v1.Sandbox.step_seconds:type_name -> dsec.v1.Sandbox.StepSecondsEntry
-	4,  // 15: dsec.v1.CreateSandboxRequest.spec:type_name -> dsec.v1.SandboxSpec
-	5,  // 16: dsec.v1.CreateSandboxResponse.sandbox:type_name -> dsec.v1.Sandbox
-	4,  // 17: dsec.v1.CreateSandboxesRequest.spec:type_name -> dsec.v1.SandboxSpec
-	5,  // 18: dsec.v1.CreateSandboxesResponse.sandbox:type_name -> dsec.v1.Sandbox
-	10, // 19: dsec.v1.CreateSandboxesResponse.failure:type_name -> dsec.v1.Failure
-	1,  // 20: dsec.v1.Failure.info:type_name -> dsec.v1.ErrorInfo
-	5,  // 21: dsec.v1.GetSandboxResponse.sandbox:type_name -> dsec.v1.Sandbox
-	46, // 22: dsec.v1.ListSandboxesRequest.labels:type_name -> dsec.v1.ListSandboxesRequest.LabelsEntry
-	0,  // 23: dsec.v1.ListSandboxesRequest.states:type_name -> dsec.v1.State
-	5,  // 24: dsec.v1.ListSandboxesResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	5,  // 25: dsec.v1.DeleteSandboxResponse.sandbox:type_name -> dsec.v1.Sandbox
-	47, // 26: dsec.v1.Command.env:type_name -> dsec.v1.Command.EnvEntry
-	18, // 27: dsec.v1.CommandResult.stdout:type_name -> dsec.v1.Output
-	18, // 28: dsec.v1.CommandResult.stderr:type_name -> dsec.v1.Output
-	49, // 29: dsec.v1.CommandResult.started_at:type_name -> google.protobuf.Timestamp
-	49, // 30: dsec.v1.CommandResult.ended_at:type_name -> google.protobuf.Timestamp
-	17, // 31: dsec.v1.ExecRequest.command:type_name -> dsec.v1.Command
-	19, // 32: dsec.v1.ExecResponse.result:type_name -> dsec.v1.CommandResult
-	19, // 33: dsec.v1.GetCommandResponse.result:type_name -> dsec.v1.CommandResult
-	19, // 34: dsec.v1.ListCommandsResponse.commands:type_name -> dsec.v1.CommandResult
-	29, // 35: dsec.v1.Layer.metadata:type_name -> dsec.v1.Blob
-	29, // 36: dsec.v1.Layer.data:type_name -> dsec.v1.Blob
-	28, // 37: dsec.v1.Environment.layers:type_name -> dsec.v1.Layer
-	49, // 38: dsec.v1.Environment.created_at:type_name -> google.protobuf.Timestamp
-	31, // 39: dsec.v1.Environment.config:type_name -> dsec.v1.EnvironmentConfig
-	48, // 40: dsec.v1.EnvironmentConfig.env:type_name -> dsec.v1.EnvironmentConfig.EnvEntry
-	30, // 41: dsec.v1.ListEnvironmentsResponse.environments:type_name -> dsec.v1.Environment
-	30, // 42: dsec.v1.GetEnvironmentResponse.environment:type_name -> dsec.v1.Environment
-	40, // 43: dsec.v1.GetInfoResponse.nodes:type_name -> dsec.v1.Node
-	6,  // 44: dsec.v1.SandboxService.CreateSandbox:input_type -> dsec.v1.CreateSandboxRequest
-	8,  // 45: dsec.v1.SandboxService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
-	11, // 46: dsec.v1.SandboxService.GetSandbox:input_type -> dsec.v1.GetSandboxRequest
-	13, // 47: dsec.v1.SandboxService.ListSandboxes:input_type -> dsec.v1.ListSandboxesRequest
-	15, // 48: dsec.v1.SandboxService.DeleteSandbox:input_type -> dsec.v1.DeleteSandboxRequest
-	20, // 49: dsec.v1.SandboxService.Exec:input_type -> dsec.v1.ExecRequest
-	22, // 50: dsec.v1.SandboxService.GetCommand:input_type -> dsec.v1.GetCommandRequest
-	24, // 51: dsec.v1.SandboxService.ListCommands:input_type -> dsec.v1.ListCommandsRequest
-	26, // 52: dsec.v1.SandboxService.KillCommand:input_type -> dsec.v1.KillCommandRequest
-	32, // 53: dsec.v1.EnvironmentService.ListEnvironments:input_type -> dsec.v1.ListEnvironmentsRequest
-	34, // 54: dsec.v1.EnvironmentService.GetEnvironment:input_type -> dsec.v1.GetEnvironmentRequest
-	36, // 55: dsec.v1.EnvironmentService.RemoveEnvironment:input_type -> dsec.v1.RemoveEnvironmentRequest
-	38, // 56: dsec.v1.SystemService.GetInfo:input_type -> dsec.v1.GetInfoRequest
-	7,  // 57: dsec.v1.SandboxService.CreateSandbox:output_type -> dsec.v1.CreateSandboxResponse
-	9,  // 58: dsec.v1.SandboxService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	12, // 59: dsec.v1.SandboxService.GetSandbox:output_type -> dsec.v1.GetSandboxResponse
-	14, // 60: dsec.v1.SandboxService.ListSandboxes:output_type -> dsec.v1.ListSandboxesResponse
-	16, // 61: dsec.v1.SandboxService.DeleteSandbox:output_type -> dsec.v1.DeleteSandboxResponse
-	21, // 62: dsec.v1.SandboxService.Exec:output_type -> dsec.v1.ExecResponse
-	23, // 63: dsec.v1.SandboxService.GetCommand:output_type -> dsec.v1.GetCommandResponse
-	25, // 64: dsec.v1.SandboxService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
-	27, // 65: dsec.v1.SandboxService.KillCommand:output_type -> dsec.v1.KillCommandResponse
-	33, // 66: dsec.v1.EnvironmentService.ListEnvironments:output_type -> dsec.v1.ListEnvironmentsResponse
-	35, // 67: dsec.v1.EnvironmentService.GetEnvironment:output_type -> dsec.v1.GetEnvironmentResponse
-	37, // 68: dsec.v1.EnvironmentService.RemoveEnvironment:output_type -> dsec.v1.RemoveEnvironmentResponse
-	39, // 69: dsec.v1.SystemService.GetInfo:output_type -> dsec.v1.GetInfoResponse
-	57, // [57:70] is the sub-list for method output_type
-	44, // [44:57] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	89,  // 0: dsec.v1.ErrorInfo.facts:type_name -> dsec.v1.ErrorInfo.FactsEntry
+	99,  // 1: dsec.v1.Reason.at:type_name -> google.protobuf.Timestamp
+	5,   // 2: dsec.v1.SandboxSpec.limits:type_name -> dsec.v1.Limits
+	90,  // 3: dsec.v1.SandboxSpec.labels:type_name -> dsec.v1.SandboxSpec.LabelsEntry
+	91,  // 4: dsec.v1.SandboxSpec.env:type_name -> dsec.v1.SandboxSpec.EnvEntry
+	92,  // 5: dsec.v1.SandboxSpec.network_rules:type_name -> dsec.v1.SandboxSpec.NetworkRulesEntry
+	21,  // 6: dsec.v1.SandboxSpec.start:type_name -> dsec.v1.Command
+	7,   // 7: dsec.v1.SandboxSpec.ready_when:type_name -> dsec.v1.Probe
+	21,  // 8: dsec.v1.Probe.exec:type_name -> dsec.v1.Command
+	8,   // 9: dsec.v1.Probe.http:type_name -> dsec.v1.HttpProbe
+	0,   // 10: dsec.v1.Sandbox.state:type_name -> dsec.v1.State
+	4,   // 11: dsec.v1.Sandbox.reason:type_name -> dsec.v1.Reason
+	6,   // 12: dsec.v1.Sandbox.spec:type_name -> dsec.v1.SandboxSpec
+	99,  // 13: dsec.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	99,  // 14: dsec.v1.Sandbox.ready_at:type_name -> google.protobuf.Timestamp
+	99,  // 15: dsec.v1.Sandbox.ended_at:type_name -> google.protobuf.Timestamp
+	99,  // 16: dsec.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
+	99,  // 17: dsec.v1.Sandbox.idle_expires_at:type_name -> google.protobuf.Timestamp
+	93,  // 18: dsec.v1.Sandbox.step_seconds:type_name -> dsec.v1.Sandbox.StepSecondsEntry
+	6,   // 19: dsec.v1.CreateSandboxRequest.spec:type_name -> dsec.v1.SandboxSpec
+	9,   // 20: dsec.v1.CreateSandboxResponse.sandbox:type_name -> dsec.v1.Sandbox
+	6,   // 21: dsec.v1.CreateSandboxesRequest.spec:type_name -> dsec.v1.SandboxSpec
+	9,   // 22: dsec.v1.CreateSandboxesResponse.sandbox:type_name -> dsec.v1.Sandbox
+	14,  // 23: dsec.v1.CreateSandboxesResponse.failure:type_name -> dsec.v1.Failure
+	3,   // 24: dsec.v1.Failure.info:type_name -> dsec.v1.ErrorInfo
+	9,   // 25: dsec.v1.GetSandboxResponse.sandbox:type_name -> dsec.v1.Sandbox
+	94,  // 26: dsec.v1.ListSandboxesRequest.labels:type_name -> dsec.v1.ListSandboxesRequest.LabelsEntry
+	0,   // 27: dsec.v1.ListSandboxesRequest.states:type_name -> dsec.v1.State
+	9,   // 28: dsec.v1.ListSandboxesResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	9,   // 29: dsec.v1.DeleteSandboxResponse.sandbox:type_name -> dsec.v1.Sandbox
+	95,  // 30: dsec.v1.Command.env:type_name -> dsec.v1.Command.EnvEntry
+	22,  // 31: dsec.v1.Command.terminal:type_name -> dsec.v1.Terminal
+	23,  // 32: dsec.v1.CommandResult.stdout:type_name -> dsec.v1.Output
+	23,  // 33: dsec.v1.CommandResult.stderr:type_name -> dsec.v1.Output
+	99,  // 34: dsec.v1.CommandResult.started_at:type_name -> google.protobuf.Timestamp
+	99,  // 35: dsec.v1.CommandResult.ended_at:type_name -> google.protobuf.Timestamp
+	21,  // 36: dsec.v1.ExecRequest.command:type_name -> dsec.v1.Command
+	24,  // 37: dsec.v1.ExecResponse.result:type_name -> dsec.v1.CommandResult
+	24,  // 38: dsec.v1.GetCommandResponse.result:type_name -> dsec.v1.CommandResult
+	24,  // 39: dsec.v1.ListCommandsResponse.commands:type_name -> dsec.v1.CommandResult
+	99,  // 40: dsec.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	96,  // 41: dsec.v1.CreateSessionRequest.env:type_name -> dsec.v1.CreateSessionRequest.EnvEntry
+	35,  // 42: dsec.v1.CreateSessionResponse.session:type_name -> dsec.v1.Session
+	35,  // 43: dsec.v1.ListSessionsResponse.sessions:type_name -> dsec.v1.Session
+	1,   // 44: dsec.v1.FileInfo.type:type_name -> dsec.v1.FileType
+	99,  // 45: dsec.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	42,  // 46: dsec.v1.ListFilesResponse.files:type_name -> dsec.v1.FileInfo
+	47,  // 47: dsec.v1.StatFilesResponse.results:type_name -> dsec.v1.StatResult
+	42,  // 48: dsec.v1.StatResult.file:type_name -> dsec.v1.FileInfo
+	14,  // 49: dsec.v1.StatResult.failure:type_name -> dsec.v1.Failure
+	49,  // 50: dsec.v1.FileChange.make_directory:type_name -> dsec.v1.MakeDirectory
+	50,  // 51: dsec.v1.FileChange.move:type_name -> dsec.v1.MoveFile
+	51,  // 52: dsec.v1.FileChange.copy:type_name -> dsec.v1.CopyFile
+	52,  // 53: dsec.v1.FileChange.remove:type_name -> dsec.v1.RemoveFile
+	53,  // 54: dsec.v1.FileChange.set_mode:type_name -> dsec.v1.SetMode
+	54,  // 55: dsec.v1.FileChange.set_owner:type_name -> dsec.v1.SetOwner
+	55,  // 56: dsec.v1.FileChange.make_link:type_name -> dsec.v1.MakeLink
+	48,  // 57: dsec.v1.ChangeFilesRequest.changes:type_name -> dsec.v1.FileChange
+	60,  // 58: dsec.v1.WatchFilesResponse.events:type_name -> dsec.v1.FileEvent
+	2,   // 59: dsec.v1.FileEvent.kind:type_name -> dsec.v1.FileEventKind
+	64,  // 60: dsec.v1.GetMetricsResponse.metrics:type_name -> dsec.v1.Metrics
+	99,  // 61: dsec.v1.Metrics.at:type_name -> google.protobuf.Timestamp
+	65,  // 62: dsec.v1.ListProcessesResponse.processes:type_name -> dsec.v1.Process
+	97,  // 63: dsec.v1.WatchSandboxesRequest.labels:type_name -> dsec.v1.WatchSandboxesRequest.LabelsEntry
+	9,   // 64: dsec.v1.WatchSandboxesResponse.sandbox:type_name -> dsec.v1.Sandbox
+	72,  // 65: dsec.v1.WatchSandboxesResponse.command:type_name -> dsec.v1.CommandEvent
+	73,  // 66: dsec.v1.WatchSandboxesResponse.edge_lost:type_name -> dsec.v1.EdgeLost
+	24,  // 67: dsec.v1.CommandEvent.result:type_name -> dsec.v1.CommandResult
+	99,  // 68: dsec.v1.CreatePortURLResponse.expires_at:type_name -> google.protobuf.Timestamp
+	77,  // 69: dsec.v1.Layer.metadata:type_name -> dsec.v1.Blob
+	77,  // 70: dsec.v1.Layer.data:type_name -> dsec.v1.Blob
+	76,  // 71: dsec.v1.Environment.layers:type_name -> dsec.v1.Layer
+	99,  // 72: dsec.v1.Environment.created_at:type_name -> google.protobuf.Timestamp
+	79,  // 73: dsec.v1.Environment.config:type_name -> dsec.v1.EnvironmentConfig
+	98,  // 74: dsec.v1.EnvironmentConfig.env:type_name -> dsec.v1.EnvironmentConfig.EnvEntry
+	78,  // 75: dsec.v1.ListEnvironmentsResponse.environments:type_name -> dsec.v1.Environment
+	78,  // 76: dsec.v1.GetEnvironmentResponse.environment:type_name -> dsec.v1.Environment
+	88,  // 77: dsec.v1.GetInfoResponse.nodes:type_name -> dsec.v1.Node
+	10,  // 78: dsec.v1.SandboxService.CreateSandbox:input_type -> dsec.v1.CreateSandboxRequest
+	12,  // 79: dsec.v1.SandboxService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
+	15,  // 80: dsec.v1.SandboxService.GetSandbox:input_type -> dsec.v1.GetSandboxRequest
+	17,  // 81: dsec.v1.SandboxService.ListSandboxes:input_type -> dsec.v1.ListSandboxesRequest
+	19,  // 82: dsec.v1.SandboxService.DeleteSandbox:input_type -> dsec.v1.DeleteSandboxRequest
+	25,  // 83: dsec.v1.SandboxService.Exec:input_type -> dsec.v1.ExecRequest
+	27,  // 84: dsec.v1.SandboxService.GetCommand:input_type -> dsec.v1.GetCommandRequest
+	29,  // 85: dsec.v1.SandboxService.ListCommands:input_type -> dsec.v1.ListCommandsRequest
+	31,  // 86: dsec.v1.SandboxService.KillCommand:input_type -> dsec.v1.KillCommandRequest
+	33,  // 87: dsec.v1.SandboxService.ResizeTerminal:input_type -> dsec.v1.ResizeTerminalRequest
+	36,  // 88: dsec.v1.SandboxService.CreateSession:input_type -> dsec.v1.CreateSessionRequest
+	38,  // 89: dsec.v1.SandboxService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
+	40,  // 90: dsec.v1.SandboxService.DeleteSession:input_type -> dsec.v1.DeleteSessionRequest
+	43,  // 91: dsec.v1.SandboxService.ListFiles:input_type -> dsec.v1.ListFilesRequest
+	45,  // 92: dsec.v1.SandboxService.StatFiles:input_type -> dsec.v1.StatFilesRequest
+	56,  // 93: dsec.v1.SandboxService.ChangeFiles:input_type -> dsec.v1.ChangeFilesRequest
+	58,  // 94: dsec.v1.SandboxService.WatchFiles:input_type -> dsec.v1.WatchFilesRequest
+	61,  // 95: dsec.v1.SandboxService.GetMetrics:input_type -> dsec.v1.GetMetricsRequest
+	62,  // 96: dsec.v1.SandboxService.WatchMetrics:input_type -> dsec.v1.WatchMetricsRequest
+	66,  // 97: dsec.v1.SandboxService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
+	68,  // 98: dsec.v1.SandboxService.SignalProcess:input_type -> dsec.v1.SignalProcessRequest
+	70,  // 99: dsec.v1.SandboxService.WatchSandboxes:input_type -> dsec.v1.WatchSandboxesRequest
+	74,  // 100: dsec.v1.SandboxService.CreatePortURL:input_type -> dsec.v1.CreatePortURLRequest
+	80,  // 101: dsec.v1.EnvironmentService.ListEnvironments:input_type -> dsec.v1.ListEnvironmentsRequest
+	82,  // 102: dsec.v1.EnvironmentService.GetEnvironment:input_type -> dsec.v1.GetEnvironmentRequest
+	84,  // 103: dsec.v1.EnvironmentService.RemoveEnvironment:input_type -> dsec.v1.RemoveEnvironmentRequest
+	86,  // 104: dsec.v1.SystemService.GetInfo:input_type -> dsec.v1.GetInfoRequest
+	11,  // 105: dsec.v1.SandboxService.CreateSandbox:output_type -> dsec.v1.CreateSandboxResponse
+	13,  // 106: dsec.v1.SandboxService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	16,  // 107: dsec.v1.SandboxService.GetSandbox:output_type -> dsec.v1.GetSandboxResponse
+	18,  // 108: dsec.v1.SandboxService.ListSandboxes:output_type -> dsec.v1.ListSandboxesResponse
+	20,  // 109: dsec.v1.SandboxService.DeleteSandbox:output_type -> dsec.v1.DeleteSandboxResponse
+	26,  // 110: dsec.v1.SandboxService.Exec:output_type -> dsec.v1.ExecResponse
+	28,  // 111: dsec.v1.SandboxService.GetCommand:output_type -> dsec.v1.GetCommandResponse
+	30,  // 112: dsec.v1.SandboxService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
+	32,  // 113: dsec.v1.SandboxService.KillCommand:output_type -> dsec.v1.KillCommandResponse
+	34,  // 114: dsec.v1.SandboxService.ResizeTerminal:output_type -> dsec.v1.ResizeTerminalResponse
+	37,  // 115: dsec.v1.SandboxService.CreateSession:output_type -> dsec.v1.CreateSessionResponse
+	39,  // 116: dsec.v1.SandboxService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
+	41,  // 117: dsec.v1.SandboxService.DeleteSession:output_type -> dsec.v1.DeleteSessionResponse
+	44,  // 118: dsec.v1.SandboxService.ListFiles:output_type -> dsec.v1.ListFilesResponse
+	46,  // 119: dsec.v1.SandboxService.StatFiles:output_type -> dsec.v1.StatFilesResponse
+	57,  // 120: dsec.v1.SandboxService.ChangeFiles:output_type -> dsec.v1.ChangeFilesResponse
+	59,  // 121: dsec.v1.SandboxService.WatchFiles:output_type -> dsec.v1.WatchFilesResponse
+	63,  // 122: dsec.v1.SandboxService.GetMetrics:output_type -> dsec.v1.GetMetricsResponse
+	63,  // 123: dsec.v1.SandboxService.WatchMetrics:output_type -> dsec.v1.GetMetricsResponse
+	67,  // 124: dsec.v1.SandboxService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
+	69,  // 125: dsec.v1.SandboxService.SignalProcess:output_type -> dsec.v1.SignalProcessResponse
+	71,  // 126: dsec.v1.SandboxService.WatchSandboxes:output_type -> dsec.v1.WatchSandboxesResponse
+	75,  // 127: dsec.v1.SandboxService.CreatePortURL:output_type -> dsec.v1.CreatePortURLResponse
+	81,  // 128: dsec.v1.EnvironmentService.ListEnvironments:output_type -> dsec.v1.ListEnvironmentsResponse
+	83,  // 129: dsec.v1.EnvironmentService.GetEnvironment:output_type -> dsec.v1.GetEnvironmentResponse
+	85,  // 130: dsec.v1.EnvironmentService.RemoveEnvironment:output_type -> dsec.v1.RemoveEnvironmentResponse
+	87,  // 131: dsec.v1.SystemService.GetInfo:output_type -> dsec.v1.GetInfoResponse
+	105, // [105:132] is the sub-list for method output_type
+	78,  // [78:105] is the sub-list for method input_type
+	78,  // [78:78] is the sub-list for extension type_name
+	78,  // [78:78] is the sub-list for extension extendee
+	0,   // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_dsec_proto_init() }
@@ -3135,13 +6887,29 @@ func file_dsec_v1_dsec_proto_init() {
 	if File_dsec_v1_dsec_proto != nil {
 		return
 	}
+	file_dsec_v1_dsec_proto_msgTypes[45].OneofWrappers = []any{
+		(*FileChange_MakeDirectory)(nil),
+		(*FileChange_Move)(nil),
+		(*FileChange_Copy)(nil),
+		(*FileChange_Remove)(nil),
+		(*FileChange_SetMode)(nil),
+		(*FileChange_SetOwner)(nil),
+		(*FileChange_MakeLink)(nil),
+	}
+	file_dsec_v1_dsec_proto_msgTypes[68].OneofWrappers = []any{
+		(*WatchSandboxesResponse_Sandbox)(nil),
+		(*WatchSandboxesResponse_Command)(nil),
+		(*WatchSandboxesResponse_Synced)(nil),
+		(*WatchSandboxesResponse_Alive)(nil),
+		(*WatchSandboxesResponse_EdgeLost)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_dsec_proto_rawDesc), len(file_dsec_v1_dsec_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   48,
+			NumEnums:      3,
+			NumMessages:   96,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

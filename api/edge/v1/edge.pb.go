@@ -968,7 +968,7 @@ const file_edge_v1_edge_proto_rawDesc = "" +
 	"\x14sandboxes_by_project\x18\x12 \x03(\v2'.edge.v1.Status.SandboxesByProjectEntryR\x12sandboxesByProject\x1aE\n" +
 	"\x17SandboxesByProjectEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x012\xf0\x04\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x012\xd6\f\n" +
 	"\vEdgeService\x12K\n" +
 	"\x0fCreateSandboxes\x12\x1f.edge.v1.CreateSandboxesRequest\x1a\x15.edge.v1.CreateResult0\x01\x12:\n" +
 	"\n" +
@@ -979,7 +979,22 @@ const file_edge_v1_edge_proto_rawDesc = "" +
 	"\n" +
 	"GetCommand\x12\x1a.dsec.v1.GetCommandRequest\x1a\x16.dsec.v1.CommandResult\x12K\n" +
 	"\fListCommands\x12\x1c.dsec.v1.ListCommandsRequest\x1a\x1d.dsec.v1.ListCommandsResponse\x12H\n" +
-	"\vKillCommand\x12\x1b.dsec.v1.KillCommandRequest\x1a\x1c.dsec.v1.KillCommandResponse\x127\n" +
+	"\vKillCommand\x12\x1b.dsec.v1.KillCommandRequest\x1a\x1c.dsec.v1.KillCommandResponse\x12Q\n" +
+	"\x0eResizeTerminal\x12\x1e.dsec.v1.ResizeTerminalRequest\x1a\x1f.dsec.v1.ResizeTerminalResponse\x12N\n" +
+	"\rCreateSession\x12\x1d.dsec.v1.CreateSessionRequest\x1a\x1e.dsec.v1.CreateSessionResponse\x12K\n" +
+	"\fListSessions\x12\x1c.dsec.v1.ListSessionsRequest\x1a\x1d.dsec.v1.ListSessionsResponse\x12N\n" +
+	"\rDeleteSession\x12\x1d.dsec.v1.DeleteSessionRequest\x1a\x1e.dsec.v1.DeleteSessionResponse\x12D\n" +
+	"\tListFiles\x12\x19.dsec.v1.ListFilesRequest\x1a\x1a.dsec.v1.ListFilesResponse0\x01\x12B\n" +
+	"\tStatFiles\x12\x19.dsec.v1.StatFilesRequest\x1a\x1a.dsec.v1.StatFilesResponse\x12H\n" +
+	"\vChangeFiles\x12\x1b.dsec.v1.ChangeFilesRequest\x1a\x1c.dsec.v1.ChangeFilesResponse\x12G\n" +
+	"\n" +
+	"WatchFiles\x12\x1a.dsec.v1.WatchFilesRequest\x1a\x1b.dsec.v1.WatchFilesResponse0\x01\x12E\n" +
+	"\n" +
+	"GetMetrics\x12\x1a.dsec.v1.GetMetricsRequest\x1a\x1b.dsec.v1.GetMetricsResponse\x12K\n" +
+	"\fWatchMetrics\x12\x1c.dsec.v1.WatchMetricsRequest\x1a\x1b.dsec.v1.GetMetricsResponse0\x01\x12N\n" +
+	"\rListProcesses\x12\x1d.dsec.v1.ListProcessesRequest\x1a\x1e.dsec.v1.ListProcessesResponse\x12N\n" +
+	"\rSignalProcess\x12\x1d.dsec.v1.SignalProcessRequest\x1a\x1e.dsec.v1.SignalProcessResponse\x12S\n" +
+	"\x0eWatchSandboxes\x12\x1e.dsec.v1.WatchSandboxesRequest\x1a\x1f.dsec.v1.WatchSandboxesResponse0\x01\x127\n" +
 	"\tGetStatus\x12\x19.edge.v1.GetStatusRequest\x1a\x0f.edge.v1.StatusB\x19Z\x17dsec/api/edge/v1;edgev1b\x06proto3"
 
 var (
@@ -996,33 +1011,58 @@ func file_edge_v1_edge_proto_rawDescGZIP() []byte {
 
 var file_edge_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_edge_v1_edge_proto_goTypes = []any{
-	(*Grant)(nil),                   // 0: edge.v1.Grant
-	(*SignedGrant)(nil),             // 1: edge.v1.SignedGrant
-	(*CreateSandboxesRequest)(nil),  // 2: edge.v1.CreateSandboxesRequest
-	(*CreateSandbox)(nil),           // 3: edge.v1.CreateSandbox
-	(*CreateResult)(nil),            // 4: edge.v1.CreateResult
-	(*GetSandboxRequest)(nil),       // 5: edge.v1.GetSandboxRequest
-	(*ListSandboxesRequest)(nil),    // 6: edge.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),   // 7: edge.v1.ListSandboxesResponse
-	(*Record)(nil),                  // 8: edge.v1.Record
-	(*DeleteSandboxRequest)(nil),    // 9: edge.v1.DeleteSandboxRequest
-	(*GetStatusRequest)(nil),        // 10: edge.v1.GetStatusRequest
-	(*Status)(nil),                  // 11: edge.v1.Status
-	nil,                             // 12: edge.v1.ListSandboxesRequest.LabelsEntry
-	nil,                             // 13: edge.v1.Status.SandboxesByProjectEntry
-	(*timestamppb.Timestamp)(nil),   // 14: google.protobuf.Timestamp
-	(*v1.SandboxSpec)(nil),          // 15: dsec.v1.SandboxSpec
-	(*v1.Layer)(nil),                // 16: dsec.v1.Layer
-	(*v1.Sandbox)(nil),              // 17: dsec.v1.Sandbox
-	(*v1.Failure)(nil),              // 18: dsec.v1.Failure
-	(v1.State)(0),                   // 19: dsec.v1.State
-	(*v1.ExecRequest)(nil),          // 20: dsec.v1.ExecRequest
-	(*v1.GetCommandRequest)(nil),    // 21: dsec.v1.GetCommandRequest
-	(*v1.ListCommandsRequest)(nil),  // 22: dsec.v1.ListCommandsRequest
-	(*v1.KillCommandRequest)(nil),   // 23: dsec.v1.KillCommandRequest
-	(*v1.CommandResult)(nil),        // 24: dsec.v1.CommandResult
-	(*v1.ListCommandsResponse)(nil), // 25: dsec.v1.ListCommandsResponse
-	(*v1.KillCommandResponse)(nil),  // 26: dsec.v1.KillCommandResponse
+	(*Grant)(nil),                     // 0: edge.v1.Grant
+	(*SignedGrant)(nil),               // 1: edge.v1.SignedGrant
+	(*CreateSandboxesRequest)(nil),    // 2: edge.v1.CreateSandboxesRequest
+	(*CreateSandbox)(nil),             // 3: edge.v1.CreateSandbox
+	(*CreateResult)(nil),              // 4: edge.v1.CreateResult
+	(*GetSandboxRequest)(nil),         // 5: edge.v1.GetSandboxRequest
+	(*ListSandboxesRequest)(nil),      // 6: edge.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),     // 7: edge.v1.ListSandboxesResponse
+	(*Record)(nil),                    // 8: edge.v1.Record
+	(*DeleteSandboxRequest)(nil),      // 9: edge.v1.DeleteSandboxRequest
+	(*GetStatusRequest)(nil),          // 10: edge.v1.GetStatusRequest
+	(*Status)(nil),                    // 11: edge.v1.Status
+	nil,                               // 12: edge.v1.ListSandboxesRequest.LabelsEntry
+	nil,                               // 13: edge.v1.Status.SandboxesByProjectEntry
+	(*timestamppb.Timestamp)(nil),     // 14: google.protobuf.Timestamp
+	(*v1.SandboxSpec)(nil),            // 15: dsec.v1.SandboxSpec
+	(*v1.Layer)(nil),                  // 16: dsec.v1.Layer
+	(*v1.Sandbox)(nil),                // 17: dsec.v1.Sandbox
+	(*v1.Failure)(nil),                // 18: dsec.v1.Failure
+	(v1.State)(0),                     // 19: dsec.v1.State
+	(*v1.ExecRequest)(nil),            // 20: dsec.v1.ExecRequest
+	(*v1.GetCommandRequest)(nil),      // 21: dsec.v1.GetCommandRequest
+	(*v1.ListCommandsRequest)(nil),    // 22: dsec.v1.ListCommandsRequest
+	(*v1.KillCommandRequest)(nil),     // 23: dsec.v1.KillCommandRequest
+	(*v1.ResizeTerminalRequest)(nil),  // 24: dsec.v1.ResizeTerminalRequest
+	(*v1.CreateSessionRequest)(nil),   // 25: dsec.v1.CreateSessionRequest
+	(*v1.ListSessionsRequest)(nil),    // 26: dsec.v1.ListSessionsRequest
+	(*v1.DeleteSessionRequest)(nil),   // 27: dsec.v1.DeleteSessionRequest
+	(*v1.ListFilesRequest)(nil),       // 28: dsec.v1.ListFilesRequest
+	(*v1.StatFilesRequest)(nil),       // 29: dsec.v1.StatFilesRequest
+	(*v1.ChangeFilesRequest)(nil),     // 30: dsec.v1.ChangeFilesRequest
+	(*v1.WatchFilesRequest)(nil),      // 31: dsec.v1.WatchFilesRequest
+	(*v1.GetMetricsRequest)(nil),      // 32: dsec.v1.GetMetricsRequest
+	(*v1.WatchMetricsRequest)(nil),    // 33: dsec.v1.WatchMetricsRequest
+	(*v1.ListProcessesRequest)(nil),   // 34: dsec.v1.ListProcessesRequest
+	(*v1.SignalProcessRequest)(nil),   // 35: dsec.v1.SignalProcessRequest
+	(*v1.WatchSandboxesRequest)(nil),  // 36: dsec.v1.WatchSandboxesRequest
+	(*v1.CommandResult)(nil),          // 37: dsec.v1.CommandResult
+	(*v1.ListCommandsResponse)(nil),   // 38: dsec.v1.ListCommandsResponse
+	(*v1.KillCommandResponse)(nil),    // 39: dsec.v1.KillCommandResponse
+	(*v1.ResizeTerminalResponse)(nil), // 40: dsec.v1.ResizeTerminalResponse
+	(*v1.CreateSessionResponse)(nil),  // 41: dsec.v1.CreateSessionResponse
+	(*v1.ListSessionsResponse)(nil),   // 42: dsec.v1.ListSessionsResponse
+	(*v1.DeleteSessionResponse)(nil),  // 43: dsec.v1.DeleteSessionResponse
+	(*v1.ListFilesResponse)(nil),      // 44: dsec.v1.ListFilesResponse
+	(*v1.StatFilesResponse)(nil),      // 45: dsec.v1.StatFilesResponse
+	(*v1.ChangeFilesResponse)(nil),    // 46: dsec.v1.ChangeFilesResponse
+	(*v1.WatchFilesResponse)(nil),     // 47: dsec.v1.WatchFilesResponse
+	(*v1.GetMetricsResponse)(nil),     // 48: dsec.v1.GetMetricsResponse
+	(*v1.ListProcessesResponse)(nil),  // 49: dsec.v1.ListProcessesResponse
+	(*v1.SignalProcessResponse)(nil),  // 50: dsec.v1.SignalProcessResponse
+	(*v1.WatchSandboxesResponse)(nil), // 51: dsec.v1.WatchSandboxesResponse
 }
 var file_edge_v1_edge_proto_depIdxs = []int32{
 	14, // 0: edge.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
@@ -1046,18 +1086,44 @@ var file_edge_v1_edge_proto_depIdxs = []int32{
 	21, // 18: edge.v1.EdgeService.GetCommand:input_type -> dsec.v1.GetCommandRequest
 	22, // 19: edge.v1.EdgeService.ListCommands:input_type -> dsec.v1.ListCommandsRequest
 	23, // 20: edge.v1.EdgeService.KillCommand:input_type -> dsec.v1.KillCommandRequest
-	10, // 21: edge.v1.EdgeService.GetStatus:input_type -> edge.v1.GetStatusRequest
-	4,  // 22: edge.v1.EdgeService.CreateSandboxes:output_type -> edge.v1.CreateResult
-	17, // 23: edge.v1.EdgeService.GetSandbox:output_type -> dsec.v1.Sandbox
-	7,  // 24: edge.v1.EdgeService.ListSandboxes:output_type -> edge.v1.ListSandboxesResponse
-	17, // 25: edge.v1.EdgeService.DeleteSandbox:output_type -> dsec.v1.Sandbox
-	24, // 26: edge.v1.EdgeService.Exec:output_type -> dsec.v1.CommandResult
-	24, // 27: edge.v1.EdgeService.GetCommand:output_type -> dsec.v1.CommandResult
-	25, // 28: edge.v1.EdgeService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
-	26, // 29: edge.v1.EdgeService.KillCommand:output_type -> dsec.v1.KillCommandResponse
-	11, // 30: edge.v1.EdgeService.GetStatus:output_type -> edge.v1.Status
-	22, // [22:31] is the sub-list for method output_type
-	13, // [13:22] is the sub-list for method input_type
+	24, // 21: edge.v1.EdgeService.ResizeTerminal:input_type -> dsec.v1.ResizeTerminalRequest
+	25, // 22: edge.v1.EdgeService.CreateSession:input_type -> dsec.v1.CreateSessionRequest
+	26, // 23: edge.v1.EdgeService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
+	27, // 24: edge.v1.EdgeService.DeleteSession:input_type -> dsec.v1.DeleteSessionRequest
+	28, // 25: edge.v1.EdgeService.ListFiles:input_type -> dsec.v1.ListFilesRequest
+	29, // 26: edge.v1.EdgeService.StatFiles:input_type -> dsec.v1.StatFilesRequest
+	30, // 27: edge.v1.EdgeService.ChangeFiles:input_type -> dsec.v1.ChangeFilesRequest
+	31, // 28: edge.v1.EdgeService.WatchFiles:input_type -> dsec.v1.WatchFilesRequest
+	32, // 29: edge.v1.EdgeService.GetMetrics:input_type -> dsec.v1.GetMetricsRequest
+	33, // 30: edge.v1.EdgeService.WatchMetrics:input_type -> dsec.v1.WatchMetricsRequest
+	34, // 31: edge.v1.EdgeService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
+	35, // 32: edge.v1.EdgeService.SignalProcess:input_type -> dsec.v1.SignalProcessRequest
+	36, // 33: edge.v1.EdgeService.WatchSandboxes:input_type -> dsec.v1.WatchSandboxesRequest
+	10, // 34: edge.v1.EdgeService.GetStatus:input_type -> edge.v1.GetStatusRequest
+	4,  // 35: edge.v1.EdgeService.CreateSandboxes:output_type -> edge.v1.CreateResult
+	17, // 36: edge.v1.EdgeService.GetSandbox:output_type -> dsec.v1.Sandbox
+	7,  // 37: edge.v1.EdgeService.ListSandboxes:output_type -> edge.v1.ListSandboxesResponse
+	17, // 38: edge.v1.EdgeService.DeleteSandbox:output_type -> dsec.v1.Sandbox
+	37, // 39: edge.v1.EdgeService.Exec:output_type -> dsec.v1.CommandResult
+	37, // 40: edge.v1.EdgeService.GetCommand:output_type -> dsec.v1.CommandResult
+	38, // 41: edge.v1.EdgeService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
+	39, // 42: edge.v1.EdgeService.KillCommand:output_type -> dsec.v1.KillCommandResponse
+	40, // 43: edge.v1.EdgeService.ResizeTerminal:output_type -> dsec.v1.ResizeTerminalResponse
+	41, // 44: edge.v1.EdgeService.CreateSession:output_type -> dsec.v1.CreateSessionResponse
+	42, // 45: edge.v1.EdgeService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
+	43, // 46: edge.v1.EdgeService.DeleteSession:output_type -> dsec.v1.DeleteSessionResponse
+	44, // 47: edge.v1.EdgeService.ListFiles:output_type -> dsec.v1.ListFilesResponse
+	45, // 48: edge.v1.EdgeService.StatFiles:output_type -> dsec.v1.StatFilesResponse
+	46, // 49: edge.v1.EdgeService.ChangeFiles:output_type -> dsec.v1.ChangeFilesResponse
+	47, // 50: edge.v1.EdgeService.WatchFiles:output_type -> dsec.v1.WatchFilesResponse
+	48, // 51: edge.v1.EdgeService.GetMetrics:output_type -> dsec.v1.GetMetricsResponse
+	48, // 52: edge.v1.EdgeService.WatchMetrics:output_type -> dsec.v1.GetMetricsResponse
+	49, // 53: edge.v1.EdgeService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
+	50, // 54: edge.v1.EdgeService.SignalProcess:output_type -> dsec.v1.SignalProcessResponse
+	51, // 55: edge.v1.EdgeService.WatchSandboxes:output_type -> dsec.v1.WatchSandboxesResponse
+	11, // 56: edge.v1.EdgeService.GetStatus:output_type -> edge.v1.Status
+	35, // [35:57] is the sub-list for method output_type
+	13, // [13:35] is the sub-list for method input_type
 	13, // [13:13] is the sub-list for extension type_name
 	13, // [13:13] is the sub-list for extension extendee
 	0,  // [0:13] is the sub-list for field type_name

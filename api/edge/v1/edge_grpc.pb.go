@@ -32,6 +32,19 @@ const (
 	EdgeService_GetCommand_FullMethodName      = "/edge.v1.EdgeService/GetCommand"
 	EdgeService_ListCommands_FullMethodName    = "/edge.v1.EdgeService/ListCommands"
 	EdgeService_KillCommand_FullMethodName     = "/edge.v1.EdgeService/KillCommand"
+	EdgeService_ResizeTerminal_FullMethodName  = "/edge.v1.EdgeService/ResizeTerminal"
+	EdgeService_CreateSession_FullMethodName   = "/edge.v1.EdgeService/CreateSession"
+	EdgeService_ListSessions_FullMethodName    = "/edge.v1.EdgeService/ListSessions"
+	EdgeService_DeleteSession_FullMethodName   = "/edge.v1.EdgeService/DeleteSession"
+	EdgeService_ListFiles_FullMethodName       = "/edge.v1.EdgeService/ListFiles"
+	EdgeService_StatFiles_FullMethodName       = "/edge.v1.EdgeService/StatFiles"
+	EdgeService_ChangeFiles_FullMethodName     = "/edge.v1.EdgeService/ChangeFiles"
+	EdgeService_WatchFiles_FullMethodName      = "/edge.v1.EdgeService/WatchFiles"
+	EdgeService_GetMetrics_FullMethodName      = "/edge.v1.EdgeService/GetMetrics"
+	EdgeService_WatchMetrics_FullMethodName    = "/edge.v1.EdgeService/WatchMetrics"
+	EdgeService_ListProcesses_FullMethodName   = "/edge.v1.EdgeService/ListProcesses"
+	EdgeService_SignalProcess_FullMethodName   = "/edge.v1.EdgeService/SignalProcess"
+	EdgeService_WatchSandboxes_FullMethodName  = "/edge.v1.EdgeService/WatchSandboxes"
 	EdgeService_GetStatus_FullMethodName       = "/edge.v1.EdgeService/GetStatus"
 )
 
@@ -49,6 +62,19 @@ type EdgeServiceClient interface {
 	GetCommand(ctx context.Context, in *v1.GetCommandRequest, opts ...grpc.CallOption) (*v1.CommandResult, error)
 	ListCommands(ctx context.Context, in *v1.ListCommandsRequest, opts ...grpc.CallOption) (*v1.ListCommandsResponse, error)
 	KillCommand(ctx context.Context, in *v1.KillCommandRequest, opts ...grpc.CallOption) (*v1.KillCommandResponse, error)
+	ResizeTerminal(ctx context.Context, in *v1.ResizeTerminalRequest, opts ...grpc.CallOption) (*v1.ResizeTerminalResponse, error)
+	CreateSession(ctx context.Context, in *v1.CreateSessionRequest, opts ...grpc.CallOption) (*v1.CreateSessionResponse, error)
+	ListSessions(ctx context.Context, in *v1.ListSessionsRequest, opts ...grpc.CallOption) (*v1.ListSessionsResponse, error)
+	DeleteSession(ctx context.Context, in *v1.DeleteSessionRequest, opts ...grpc.CallOption) (*v1.DeleteSessionResponse, error)
+	ListFiles(ctx context.Context, in *v1.ListFilesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.ListFilesResponse], error)
+	StatFiles(ctx context.Context, in *v1.StatFilesRequest, opts ...grpc.CallOption) (*v1.StatFilesResponse, error)
+	ChangeFiles(ctx context.Context, in *v1.ChangeFilesRequest, opts ...grpc.CallOption) (*v1.ChangeFilesResponse, error)
+	WatchFiles(ctx context.Context, in *v1.WatchFilesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.WatchFilesResponse], error)
+	GetMetrics(ctx context.Context, in *v1.GetMetricsRequest, opts ...grpc.CallOption) (*v1.GetMetricsResponse, error)
+	WatchMetrics(ctx context.Context, in *v1.WatchMetricsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.GetMetricsResponse], error)
+	ListProcesses(ctx context.Context, in *v1.ListProcessesRequest, opts ...grpc.CallOption) (*v1.ListProcessesResponse, error)
+	SignalProcess(ctx context.Context, in *v1.SignalProcessRequest, opts ...grpc.CallOption) (*v1.SignalProcessResponse, error)
+	WatchSandboxes(ctx context.Context, in *v1.WatchSandboxesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.WatchSandboxesResponse], error)
 	// GetStatus is what the watcher polls.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
 }
@@ -150,6 +176,172 @@ func (c *edgeServiceClient) KillCommand(ctx context.Context, in *v1.KillCommandR
 	return out, nil
 }
 
+func (c *edgeServiceClient) ResizeTerminal(ctx context.Context, in *v1.ResizeTerminalRequest, opts ...grpc.CallOption) (*v1.ResizeTerminalResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.ResizeTerminalResponse)
+	err := c.cc.Invoke(ctx, EdgeService_ResizeTerminal_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) CreateSession(ctx context.Context, in *v1.CreateSessionRequest, opts ...grpc.CallOption) (*v1.CreateSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.CreateSessionResponse)
+	err := c.cc.Invoke(ctx, EdgeService_CreateSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) ListSessions(ctx context.Context, in *v1.ListSessionsRequest, opts ...grpc.CallOption) (*v1.ListSessionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.ListSessionsResponse)
+	err := c.cc.Invoke(ctx, EdgeService_ListSessions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) DeleteSession(ctx context.Context, in *v1.DeleteSessionRequest, opts ...grpc.CallOption) (*v1.DeleteSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.DeleteSessionResponse)
+	err := c.cc.Invoke(ctx, EdgeService_DeleteSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) ListFiles(ctx context.Context, in *v1.ListFilesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.ListFilesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &EdgeService_ServiceDesc.Streams[1], EdgeService_ListFiles_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[v1.ListFilesRequest, v1.ListFilesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EdgeService_ListFilesClient = grpc.ServerStreamingClient[v1.ListFilesResponse]
+
+func (c *edgeServiceClient) StatFiles(ctx context.Context, in *v1.StatFilesRequest, opts ...grpc.CallOption) (*v1.StatFilesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.StatFilesResponse)
+	err := c.cc.Invoke(ctx, EdgeService_StatFiles_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) ChangeFiles(ctx context.Context, in *v1.ChangeFilesRequest, opts ...grpc.CallOption) (*v1.ChangeFilesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.ChangeFilesResponse)
+	err := c.cc.Invoke(ctx, EdgeService_ChangeFiles_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) WatchFiles(ctx context.Context, in *v1.WatchFilesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.WatchFilesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &EdgeService_ServiceDesc.Streams[2], EdgeService_WatchFiles_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[v1.WatchFilesRequest, v1.WatchFilesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EdgeService_WatchFilesClient = grpc.ServerStreamingClient[v1.WatchFilesResponse]
+
+func (c *edgeServiceClient) GetMetrics(ctx context.Context, in *v1.GetMetricsRequest, opts ...grpc.CallOption) (*v1.GetMetricsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.GetMetricsResponse)
+	err := c.cc.Invoke(ctx, EdgeService_GetMetrics_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) WatchMetrics(ctx context.Context, in *v1.WatchMetricsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.GetMetricsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &EdgeService_ServiceDesc.Streams[3], EdgeService_WatchMetrics_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[v1.WatchMetricsRequest, v1.GetMetricsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EdgeService_WatchMetricsClient = grpc.ServerStreamingClient[v1.GetMetricsResponse]
+
+func (c *edgeServiceClient) ListProcesses(ctx context.Context, in *v1.ListProcessesRequest, opts ...grpc.CallOption) (*v1.ListProcessesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.ListProcessesResponse)
+	err := c.cc.Invoke(ctx, EdgeService_ListProcesses_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) SignalProcess(ctx context.Context, in *v1.SignalProcessRequest, opts ...grpc.CallOption) (*v1.SignalProcessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.SignalProcessResponse)
+	err := c.cc.Invoke(ctx, EdgeService_SignalProcess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) WatchSandboxes(ctx context.Context, in *v1.WatchSandboxesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.WatchSandboxesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &EdgeService_ServiceDesc.Streams[4], EdgeService_WatchSandboxes_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[v1.WatchSandboxesRequest, v1.WatchSandboxesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EdgeService_WatchSandboxesClient = grpc.ServerStreamingClient[v1.WatchSandboxesResponse]
+
 func (c *edgeServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*Status, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Status)
@@ -174,6 +366,19 @@ type EdgeServiceServer interface {
 	GetCommand(context.Context, *v1.GetCommandRequest) (*v1.CommandResult, error)
 	ListCommands(context.Context, *v1.ListCommandsRequest) (*v1.ListCommandsResponse, error)
 	KillCommand(context.Context, *v1.KillCommandRequest) (*v1.KillCommandResponse, error)
+	ResizeTerminal(context.Context, *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error)
+	CreateSession(context.Context, *v1.CreateSessionRequest) (*v1.CreateSessionResponse, error)
+	ListSessions(context.Context, *v1.ListSessionsRequest) (*v1.ListSessionsResponse, error)
+	DeleteSession(context.Context, *v1.DeleteSessionRequest) (*v1.DeleteSessionResponse, error)
+	ListFiles(*v1.ListFilesRequest, grpc.ServerStreamingServer[v1.ListFilesResponse]) error
+	StatFiles(context.Context, *v1.StatFilesRequest) (*v1.StatFilesResponse, error)
+	ChangeFiles(context.Context, *v1.ChangeFilesRequest) (*v1.ChangeFilesResponse, error)
+	WatchFiles(*v1.WatchFilesRequest, grpc.ServerStreamingServer[v1.WatchFilesResponse]) error
+	GetMetrics(context.Context, *v1.GetMetricsRequest) (*v1.GetMetricsResponse, error)
+	WatchMetrics(*v1.WatchMetricsRequest, grpc.ServerStreamingServer[v1.GetMetricsResponse]) error
+	ListProcesses(context.Context, *v1.ListProcessesRequest) (*v1.ListProcessesResponse, error)
+	SignalProcess(context.Context, *v1.SignalProcessRequest) (*v1.SignalProcessResponse, error)
+	WatchSandboxes(*v1.WatchSandboxesRequest, grpc.ServerStreamingServer[v1.WatchSandboxesResponse]) error
 	// GetStatus is what the watcher polls.
 	GetStatus(context.Context, *GetStatusRequest) (*Status, error)
 	mustEmbedUnimplementedEdgeServiceServer()
@@ -209,6 +414,45 @@ func (UnimplementedEdgeServiceServer) ListCommands(context.Context, *v1.ListComm
 }
 func (UnimplementedEdgeServiceServer) KillCommand(context.Context, *v1.KillCommandRequest) (*v1.KillCommandResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method KillCommand not implemented")
+}
+func (UnimplementedEdgeServiceServer) ResizeTerminal(context.Context, *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResizeTerminal not implemented")
+}
+func (UnimplementedEdgeServiceServer) CreateSession(context.Context, *v1.CreateSessionRequest) (*v1.CreateSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSession not implemented")
+}
+func (UnimplementedEdgeServiceServer) ListSessions(context.Context, *v1.ListSessionsRequest) (*v1.ListSessionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSessions not implemented")
+}
+func (UnimplementedEdgeServiceServer) DeleteSession(context.Context, *v1.DeleteSessionRequest) (*v1.DeleteSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteSession not implemented")
+}
+func (UnimplementedEdgeServiceServer) ListFiles(*v1.ListFilesRequest, grpc.ServerStreamingServer[v1.ListFilesResponse]) error {
+	return status.Error(codes.Unimplemented, "method ListFiles not implemented")
+}
+func (UnimplementedEdgeServiceServer) StatFiles(context.Context, *v1.StatFilesRequest) (*v1.StatFilesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StatFiles not implemented")
+}
+func (UnimplementedEdgeServiceServer) ChangeFiles(context.Context, *v1.ChangeFilesRequest) (*v1.ChangeFilesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ChangeFiles not implemented")
+}
+func (UnimplementedEdgeServiceServer) WatchFiles(*v1.WatchFilesRequest, grpc.ServerStreamingServer[v1.WatchFilesResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchFiles not implemented")
+}
+func (UnimplementedEdgeServiceServer) GetMetrics(context.Context, *v1.GetMetricsRequest) (*v1.GetMetricsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetMetrics not implemented")
+}
+func (UnimplementedEdgeServiceServer) WatchMetrics(*v1.WatchMetricsRequest, grpc.ServerStreamingServer[v1.GetMetricsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchMetrics not implemented")
+}
+func (UnimplementedEdgeServiceServer) ListProcesses(context.Context, *v1.ListProcessesRequest) (*v1.ListProcessesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListProcesses not implemented")
+}
+func (UnimplementedEdgeServiceServer) SignalProcess(context.Context, *v1.SignalProcessRequest) (*v1.SignalProcessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SignalProcess not implemented")
+}
+func (UnimplementedEdgeServiceServer) WatchSandboxes(*v1.WatchSandboxesRequest, grpc.ServerStreamingServer[v1.WatchSandboxesResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchSandboxes not implemented")
 }
 func (UnimplementedEdgeServiceServer) GetStatus(context.Context, *GetStatusRequest) (*Status, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
@@ -371,6 +615,212 @@ func _EdgeService_KillCommand_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EdgeService_ResizeTerminal_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.ResizeTerminalRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).ResizeTerminal(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_ResizeTerminal_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).ResizeTerminal(ctx, req.(*v1.ResizeTerminalRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_CreateSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.CreateSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).CreateSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_CreateSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).CreateSession(ctx, req.(*v1.CreateSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_ListSessions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.ListSessionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).ListSessions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_ListSessions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).ListSessions(ctx, req.(*v1.ListSessionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_DeleteSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.DeleteSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).DeleteSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_DeleteSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).DeleteSession(ctx, req.(*v1.DeleteSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_ListFiles_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(v1.ListFilesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(EdgeServiceServer).ListFiles(m, &grpc.GenericServerStream[v1.ListFilesRequest, v1.ListFilesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EdgeService_ListFilesServer = grpc.ServerStreamingServer[v1.ListFilesResponse]
+
+func _EdgeService_StatFiles_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.StatFilesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).StatFiles(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_StatFiles_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).StatFiles(ctx, req.(*v1.StatFilesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_ChangeFiles_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.ChangeFilesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).ChangeFiles(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_ChangeFiles_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).ChangeFiles(ctx, req.(*v1.ChangeFilesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_WatchFiles_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(v1.WatchFilesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(EdgeServiceServer).WatchFiles(m, &grpc.GenericServerStream[v1.WatchFilesRequest, v1.WatchFilesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EdgeService_WatchFilesServer = grpc.ServerStreamingServer[v1.WatchFilesResponse]
+
+func _EdgeService_GetMetrics_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.GetMetricsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).GetMetrics(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_GetMetrics_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).GetMetrics(ctx, req.(*v1.GetMetricsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_WatchMetrics_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(v1.WatchMetricsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(EdgeServiceServer).WatchMetrics(m, &grpc.GenericServerStream[v1.WatchMetricsRequest, v1.GetMetricsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EdgeService_WatchMetricsServer = grpc.ServerStreamingServer[v1.GetMetricsResponse]
+
+func _EdgeService_ListProcesses_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.ListProcessesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).ListProcesses(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_ListProcesses_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).ListProcesses(ctx, req.(*v1.ListProcessesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_SignalProcess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.SignalProcessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).SignalProcess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_SignalProcess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).SignalProcess(ctx, req.(*v1.SignalProcessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_WatchSandboxes_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(v1.WatchSandboxesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(EdgeServiceServer).WatchSandboxes(m, &grpc.GenericServerStream[v1.WatchSandboxesRequest, v1.WatchSandboxesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EdgeService_WatchSandboxesServer = grpc.ServerStreamingServer[v1.WatchSandboxesResponse]
+
 func _EdgeService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStatusRequest)
 	if err := dec(in); err != nil {
@@ -425,6 +875,42 @@ var EdgeService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _EdgeService_KillCommand_Handler,
 		},
 		{
+			MethodName: "ResizeTerminal",
+			Handler:    _EdgeService_ResizeTerminal_Handler,
+		},
+		{
+			MethodName: "CreateSession",
+			Handler:    _EdgeService_CreateSession_Handler,
+		},
+		{
+			MethodName: "ListSessions",
+			Handler:    _EdgeService_ListSessions_Handler,
+		},
+		{
+			MethodName: "DeleteSession",
+			Handler:    _EdgeService_DeleteSession_Handler,
+		},
+		{
+			MethodName: "StatFiles",
+			Handler:    _EdgeService_StatFiles_Handler,
+		},
+		{
+			MethodName: "ChangeFiles",
+			Handler:    _EdgeService_ChangeFiles_Handler,
+		},
+		{
+			MethodName: "GetMetrics",
+			Handler:    _EdgeService_GetMetrics_Handler,
+		},
+		{
+			MethodName: "ListProcesses",
+			Handler:    _EdgeService_ListProcesses_Handler,
+		},
+		{
+			MethodName: "SignalProcess",
+			Handler:    _EdgeService_SignalProcess_Handler,
+		},
+		{
 			MethodName: "GetStatus",
 			Handler:    _EdgeService_GetStatus_Handler,
 		},
@@ -433,6 +919,26 @@ var EdgeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "CreateSandboxes",
 			Handler:       _EdgeService_CreateSandboxes_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListFiles",
+			Handler:       _EdgeService_ListFiles_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchFiles",
+			Handler:       _EdgeService_WatchFiles_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchMetrics",
+			Handler:       _EdgeService_WatchMetrics_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchSandboxes",
+			Handler:       _EdgeService_WatchSandboxes_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -34,10 +34,8 @@ import (
 type Edge interface {
 	GetSandbox(ctx context.Context, signed string, r *edgev1.GetSandboxRequest) (*dsecv1.Sandbox, error)
 	ListSandboxes(ctx context.Context, signed string, r *edgev1.ListSandboxesRequest) (*edgev1.ListSandboxesResponse, error)
-	Exec(ctx context.Context, signed string, r *dsecv1.ExecRequest) (*dsecv1.CommandResult, error)
-	GetCommand(ctx context.Context, signed string, r *dsecv1.GetCommandRequest) (*dsecv1.CommandResult, error)
-	ListCommands(ctx context.Context, signed string, r *dsecv1.ListCommandsRequest) (*dsecv1.ListCommandsResponse, error)
-	KillCommand(ctx context.Context, signed string, r *dsecv1.KillCommandRequest) (*dsecv1.KillCommandResponse, error)
+	// Call makes one call of the contract within f.
+	Call(ctx context.Context, signed string, f func(context.Context, edgev1.EdgeServiceClient) error) error
 	ServeBytes(w http.ResponseWriter, r *http.Request, signed string, onError func(http.ResponseWriter, *http.Request, error))
 }
 

@@ -175,24 +175,15 @@ func (c *Client) DeleteSandbox(ctx context.Context, signed string, r *edgev1.Del
 	return call(ctx, c, signed, r, c.rpc.DeleteSandbox)
 }
 
-// Exec passes through.
-func (c *Client) Exec(ctx context.Context, signed string, r *dsecv1.ExecRequest) (*dsecv1.CommandResult, error) {
-	return call(ctx, c, signed, r, c.rpc.Exec)
-}
-
-// GetCommand passes through.
-func (c *Client) GetCommand(ctx context.Context, signed string, r *dsecv1.GetCommandRequest) (*dsecv1.CommandResult, error) {
-	return call(ctx, c, signed, r, c.rpc.GetCommand)
-}
-
-// ListCommands passes through.
-func (c *Client) ListCommands(ctx context.Context, signed string, r *dsecv1.ListCommandsRequest) (*dsecv1.ListCommandsResponse, error) {
-	return call(ctx, c, signed, r, c.rpc.ListCommands)
-}
-
-// KillCommand passes through.
-func (c *Client) KillCommand(ctx context.Context, signed string, r *dsecv1.KillCommandRequest) (*dsecv1.KillCommandResponse, error) {
-	return call(ctx, c, signed, r, c.rpc.KillCommand)
+// Call makes one call of the contract, unary or a stream, within f. Its context carries the grant.
+func (c *Client) Call(ctx context.Context, signed string, f func(context.Context, edgev1.EdgeServiceClient) error) error {
+	if err := c.ready(ctx); err != nil {
+		return err
+	}
+	if err := f(metadata.NewOutgoingContext(ctx, metadata.MD{grant.MetadataKey: {signed}}), c.rpc); err != nil {
+		return failure(ctx, err)
+	}
+	return nil
 }
 
 // GetStatus asks for the edge's status.

@@ -202,8 +202,10 @@ func TestVanishInTheMiddle(t *testing.T) {
 	go func() { _, _, err := c.Create(t.Context(), r); errs <- err }()
 	<-arrived
 	go func() {
-		_, err := c.Exec(t.Context(), "g", &dsecv1.ExecRequest{SandboxId: r.GetId()})
-		errs <- err
+		errs <- c.Call(t.Context(), "g", func(ctx context.Context, c edgev1.EdgeServiceClient) error {
+			_, err := c.Exec(ctx, &dsecv1.ExecRequest{SandboxId: r.GetId()})
+			return err
+		})
 	}()
 	<-arrived
 	e.Vanish()

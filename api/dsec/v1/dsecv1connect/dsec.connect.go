@@ -69,6 +69,48 @@ const (
 	// SandboxServiceKillCommandProcedure is the fully-qualified name of the SandboxService's
 	// KillCommand RPC.
 	SandboxServiceKillCommandProcedure = "/dsec.v1.SandboxService/KillCommand"
+	// SandboxServiceResizeTerminalProcedure is the fully-qualified name of the SandboxService's
+	// ResizeTerminal RPC.
+	SandboxServiceResizeTerminalProcedure = "/dsec.v1.SandboxService/ResizeTerminal"
+	// SandboxServiceCreateSessionProcedure is the fully-qualified name of the SandboxService's
+	// CreateSession RPC.
+	SandboxServiceCreateSessionProcedure = "/dsec.v1.SandboxService/CreateSession"
+	// SandboxServiceListSessionsProcedure is the fully-qualified name of the SandboxService's
+	// ListSessions RPC.
+	SandboxServiceListSessionsProcedure = "/dsec.v1.SandboxService/ListSessions"
+	// SandboxServiceDeleteSessionProcedure is the fully-qualified name of the SandboxService's
+	// DeleteSession RPC.
+	SandboxServiceDeleteSessionProcedure = "/dsec.v1.SandboxService/DeleteSession"
+	// SandboxServiceListFilesProcedure is the fully-qualified name of the SandboxService's ListFiles
+	// RPC.
+	SandboxServiceListFilesProcedure = "/dsec.v1.SandboxService/ListFiles"
+	// SandboxServiceStatFilesProcedure is the fully-qualified name of the SandboxService's StatFiles
+	// RPC.
+	SandboxServiceStatFilesProcedure = "/dsec.v1.SandboxService/StatFiles"
+	// SandboxServiceChangeFilesProcedure is the fully-qualified name of the SandboxService's
+	// ChangeFiles RPC.
+	SandboxServiceChangeFilesProcedure = "/dsec.v1.SandboxService/ChangeFiles"
+	// SandboxServiceWatchFilesProcedure is the fully-qualified name of the SandboxService's WatchFiles
+	// RPC.
+	SandboxServiceWatchFilesProcedure = "/dsec.v1.SandboxService/WatchFiles"
+	// SandboxServiceGetMetricsProcedure is the fully-qualified name of the SandboxService's GetMetrics
+	// RPC.
+	SandboxServiceGetMetricsProcedure = "/dsec.v1.SandboxService/GetMetrics"
+	// SandboxServiceWatchMetricsProcedure is the fully-qualified name of the SandboxService's
+	// WatchMetrics RPC.
+	SandboxServiceWatchMetricsProcedure = "/dsec.v1.SandboxService/WatchMetrics"
+	// SandboxServiceListProcessesProcedure is the fully-qualified name of the SandboxService's
+	// ListProcesses RPC.
+	SandboxServiceListProcessesProcedure = "/dsec.v1.SandboxService/ListProcesses"
+	// SandboxServiceSignalProcessProcedure is the fully-qualified name of the SandboxService's
+	// SignalProcess RPC.
+	SandboxServiceSignalProcessProcedure = "/dsec.v1.SandboxService/SignalProcess"
+	// SandboxServiceWatchSandboxesProcedure is the fully-qualified name of the SandboxService's
+	// WatchSandboxes RPC.
+	SandboxServiceWatchSandboxesProcedure = "/dsec.v1.SandboxService/WatchSandboxes"
+	// SandboxServiceCreatePortURLProcedure is the fully-qualified name of the SandboxService's
+	// CreatePortURL RPC.
+	SandboxServiceCreatePortURLProcedure = "/dsec.v1.SandboxService/CreatePortURL"
 	// EnvironmentServiceListEnvironmentsProcedure is the fully-qualified name of the
 	// EnvironmentService's ListEnvironments RPC.
 	EnvironmentServiceListEnvironmentsProcedure = "/dsec.v1.EnvironmentService/ListEnvironments"
@@ -101,6 +143,33 @@ type SandboxServiceClient interface {
 	ListCommands(context.Context, *connect.Request[v1.ListCommandsRequest]) (*connect.Response[v1.ListCommandsResponse], error)
 	// KillCommand ends the command's whole process tree.
 	KillCommand(context.Context, *connect.Request[v1.KillCommandRequest]) (*connect.Response[v1.KillCommandResponse], error)
+	// ResizeTerminal sets the window of a command that has a terminal; its programs get SIGWINCH.
+	ResizeTerminal(context.Context, *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error)
+	// CreateSession starts a shell that keeps its working directory, variables, functions and jobs between commands, or finds
+	// the one of this name. Commands run in it by Exec with `session`.
+	CreateSession(context.Context, *connect.Request[v1.CreateSessionRequest]) (*connect.Response[v1.CreateSessionResponse], error)
+	ListSessions(context.Context, *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error)
+	// DeleteSession ends a session and its whole process tree. It is idempotent.
+	DeleteSession(context.Context, *connect.Request[v1.DeleteSessionRequest]) (*connect.Response[v1.DeleteSessionResponse], error)
+	// ListFiles streams the entries of a directory, in no order, in messages of many. An error ends the stream: a listing
+	// is never silently short.
+	ListFiles(context.Context, *connect.Request[v1.ListFilesRequest]) (*connect.ServerStreamForClient[v1.ListFilesResponse], error)
+	// StatFiles tells about each path by itself: what is missing is no error of the call.
+	StatFiles(context.Context, *connect.Request[v1.StatFilesRequest]) (*connect.Response[v1.StatFilesResponse], error)
+	// ChangeFiles makes changes in order and stops at the first that fails; the error's fact "index" says which.
+	ChangeFiles(context.Context, *connect.Request[v1.ChangeFilesRequest]) (*connect.Response[v1.ChangeFilesResponse], error)
+	// WatchFiles streams what happens below a directory, until the caller leaves or the directory is gone.
+	WatchFiles(context.Context, *connect.Request[v1.WatchFilesRequest]) (*connect.ServerStreamForClient[v1.WatchFilesResponse], error)
+	// GetMetrics measures a sandbox now; WatchMetrics again and again.
+	GetMetrics(context.Context, *connect.Request[v1.GetMetricsRequest]) (*connect.Response[v1.GetMetricsResponse], error)
+	WatchMetrics(context.Context, *connect.Request[v1.WatchMetricsRequest]) (*connect.ServerStreamForClient[v1.GetMetricsResponse], error)
+	ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
+	SignalProcess(context.Context, *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error)
+	// WatchSandboxes streams changes of many sandboxes, and the ends of their commands if asked, over one connection. It
+	// begins with the present state of all that match, then `synced`.
+	WatchSandboxes(context.Context, *connect.Request[v1.WatchSandboxesRequest]) (*connect.ServerStreamForClient[v1.WatchSandboxesResponse], error)
+	// CreatePortURL makes a URL by which a browser reaches a port inside without a key, until it expires.
+	CreatePortURL(context.Context, *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error)
 }
 
 // NewSandboxServiceClient constructs a client for the dsec.v1.SandboxService service. By default,
@@ -168,6 +237,90 @@ func NewSandboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sandboxServiceMethods.ByName("KillCommand")),
 			connect.WithClientOptions(opts...),
 		),
+		resizeTerminal: connect.NewClient[v1.ResizeTerminalRequest, v1.ResizeTerminalResponse](
+			httpClient,
+			baseURL+SandboxServiceResizeTerminalProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("ResizeTerminal")),
+			connect.WithClientOptions(opts...),
+		),
+		createSession: connect.NewClient[v1.CreateSessionRequest, v1.CreateSessionResponse](
+			httpClient,
+			baseURL+SandboxServiceCreateSessionProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("CreateSession")),
+			connect.WithClientOptions(opts...),
+		),
+		listSessions: connect.NewClient[v1.ListSessionsRequest, v1.ListSessionsResponse](
+			httpClient,
+			baseURL+SandboxServiceListSessionsProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("ListSessions")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteSession: connect.NewClient[v1.DeleteSessionRequest, v1.DeleteSessionResponse](
+			httpClient,
+			baseURL+SandboxServiceDeleteSessionProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("DeleteSession")),
+			connect.WithClientOptions(opts...),
+		),
+		listFiles: connect.NewClient[v1.ListFilesRequest, v1.ListFilesResponse](
+			httpClient,
+			baseURL+SandboxServiceListFilesProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("ListFiles")),
+			connect.WithClientOptions(opts...),
+		),
+		statFiles: connect.NewClient[v1.StatFilesRequest, v1.StatFilesResponse](
+			httpClient,
+			baseURL+SandboxServiceStatFilesProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("StatFiles")),
+			connect.WithClientOptions(opts...),
+		),
+		changeFiles: connect.NewClient[v1.ChangeFilesRequest, v1.ChangeFilesResponse](
+			httpClient,
+			baseURL+SandboxServiceChangeFilesProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("ChangeFiles")),
+			connect.WithClientOptions(opts...),
+		),
+		watchFiles: connect.NewClient[v1.WatchFilesRequest, v1.WatchFilesResponse](
+			httpClient,
+			baseURL+SandboxServiceWatchFilesProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("WatchFiles")),
+			connect.WithClientOptions(opts...),
+		),
+		getMetrics: connect.NewClient[v1.GetMetricsRequest, v1.GetMetricsResponse](
+			httpClient,
+			baseURL+SandboxServiceGetMetricsProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("GetMetrics")),
+			connect.WithClientOptions(opts...),
+		),
+		watchMetrics: connect.NewClient[v1.WatchMetricsRequest, v1.GetMetricsResponse](
+			httpClient,
+			baseURL+SandboxServiceWatchMetricsProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("WatchMetrics")),
+			connect.WithClientOptions(opts...),
+		),
+		listProcesses: connect.NewClient[v1.ListProcessesRequest, v1.ListProcessesResponse](
+			httpClient,
+			baseURL+SandboxServiceListProcessesProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("ListProcesses")),
+			connect.WithClientOptions(opts...),
+		),
+		signalProcess: connect.NewClient[v1.SignalProcessRequest, v1.SignalProcessResponse](
+			httpClient,
+			baseURL+SandboxServiceSignalProcessProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("SignalProcess")),
+			connect.WithClientOptions(opts...),
+		),
+		watchSandboxes: connect.NewClient[v1.WatchSandboxesRequest, v1.WatchSandboxesResponse](
+			httpClient,
+			baseURL+SandboxServiceWatchSandboxesProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("WatchSandboxes")),
+			connect.WithClientOptions(opts...),
+		),
+		createPortURL: connect.NewClient[v1.CreatePortURLRequest, v1.CreatePortURLResponse](
+			httpClient,
+			baseURL+SandboxServiceCreatePortURLProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("CreatePortURL")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -182,6 +335,20 @@ type sandboxServiceClient struct {
 	getCommand      *connect.Client[v1.GetCommandRequest, v1.GetCommandResponse]
 	listCommands    *connect.Client[v1.ListCommandsRequest, v1.ListCommandsResponse]
 	killCommand     *connect.Client[v1.KillCommandRequest, v1.KillCommandResponse]
+	resizeTerminal  *connect.Client[v1.ResizeTerminalRequest, v1.ResizeTerminalResponse]
+	createSession   *connect.Client[v1.CreateSessionRequest, v1.CreateSessionResponse]
+	listSessions    *connect.Client[v1.ListSessionsRequest, v1.ListSessionsResponse]
+	deleteSession   *connect.Client[v1.DeleteSessionRequest, v1.DeleteSessionResponse]
+	listFiles       *connect.Client[v1.ListFilesRequest, v1.ListFilesResponse]
+	statFiles       *connect.Client[v1.StatFilesRequest, v1.StatFilesResponse]
+	changeFiles     *connect.Client[v1.ChangeFilesRequest, v1.ChangeFilesResponse]
+	watchFiles      *connect.Client[v1.WatchFilesRequest, v1.WatchFilesResponse]
+	getMetrics      *connect.Client[v1.GetMetricsRequest, v1.GetMetricsResponse]
+	watchMetrics    *connect.Client[v1.WatchMetricsRequest, v1.GetMetricsResponse]
+	listProcesses   *connect.Client[v1.ListProcessesRequest, v1.ListProcessesResponse]
+	signalProcess   *connect.Client[v1.SignalProcessRequest, v1.SignalProcessResponse]
+	watchSandboxes  *connect.Client[v1.WatchSandboxesRequest, v1.WatchSandboxesResponse]
+	createPortURL   *connect.Client[v1.CreatePortURLRequest, v1.CreatePortURLResponse]
 }
 
 // CreateSandbox calls dsec.v1.SandboxService.CreateSandbox.
@@ -229,6 +396,76 @@ func (c *sandboxServiceClient) KillCommand(ctx context.Context, req *connect.Req
 	return c.killCommand.CallUnary(ctx, req)
 }
 
+// ResizeTerminal calls dsec.v1.SandboxService.ResizeTerminal.
+func (c *sandboxServiceClient) ResizeTerminal(ctx context.Context, req *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error) {
+	return c.resizeTerminal.CallUnary(ctx, req)
+}
+
+// CreateSession calls dsec.v1.SandboxService.CreateSession.
+func (c *sandboxServiceClient) CreateSession(ctx context.Context, req *connect.Request[v1.CreateSessionRequest]) (*connect.Response[v1.CreateSessionResponse], error) {
+	return c.createSession.CallUnary(ctx, req)
+}
+
+// ListSessions calls dsec.v1.SandboxService.ListSessions.
+func (c *sandboxServiceClient) ListSessions(ctx context.Context, req *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error) {
+	return c.listSessions.CallUnary(ctx, req)
+}
+
+// DeleteSession calls dsec.v1.SandboxService.DeleteSession.
+func (c *sandboxServiceClient) DeleteSession(ctx context.Context, req *connect.Request[v1.DeleteSessionRequest]) (*connect.Response[v1.DeleteSessionResponse], error) {
+	return c.deleteSession.CallUnary(ctx, req)
+}
+
+// ListFiles calls dsec.v1.SandboxService.ListFiles.
+func (c *sandboxServiceClient) ListFiles(ctx context.Context, req *connect.Request[v1.ListFilesRequest]) (*connect.ServerStreamForClient[v1.ListFilesResponse], error) {
+	return c.listFiles.CallServerStream(ctx, req)
+}
+
+// StatFiles calls dsec.v1.SandboxService.StatFiles.
+func (c *sandboxServiceClient) StatFiles(ctx context.Context, req *connect.Request[v1.StatFilesRequest]) (*connect.Response[v1.StatFilesResponse], error) {
+	return c.statFiles.CallUnary(ctx, req)
+}
+
+// ChangeFiles calls dsec.v1.SandboxService.ChangeFiles.
+func (c *sandboxServiceClient) ChangeFiles(ctx context.Context, req *connect.Request[v1.ChangeFilesRequest]) (*connect.Response[v1.ChangeFilesResponse], error) {
+	return c.changeFiles.CallUnary(ctx, req)
+}
+
+// WatchFiles calls dsec.v1.SandboxService.WatchFiles.
+func (c *sandboxServiceClient) WatchFiles(ctx context.Context, req *connect.Request[v1.WatchFilesRequest]) (*connect.ServerStreamForClient[v1.WatchFilesResponse], error) {
+	return c.watchFiles.CallServerStream(ctx, req)
+}
+
+// GetMetrics calls dsec.v1.SandboxService.GetMetrics.
+func (c *sandboxServiceClient) GetMetrics(ctx context.Context, req *connect.Request[v1.GetMetricsRequest]) (*connect.Response[v1.GetMetricsResponse], error) {
+	return c.getMetrics.CallUnary(ctx, req)
+}
+
+// WatchMetrics calls dsec.v1.SandboxService.WatchMetrics.
+func (c *sandboxServiceClient) WatchMetrics(ctx context.Context, req *connect.Request[v1.WatchMetricsRequest]) (*connect.ServerStreamForClient[v1.GetMetricsResponse], error) {
+	return c.watchMetrics.CallServerStream(ctx, req)
+}
+
+// ListProcesses calls dsec.v1.SandboxService.ListProcesses.
+func (c *sandboxServiceClient) ListProcesses(ctx context.Context, req *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error) {
+	return c.listProcesses.CallUnary(ctx, req)
+}
+
+// SignalProcess calls dsec.v1.SandboxService.SignalProcess.
+func (c *sandboxServiceClient) SignalProcess(ctx context.Context, req *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error) {
+	return c.signalProcess.CallUnary(ctx, req)
+}
+
+// WatchSandboxes calls dsec.v1.SandboxService.WatchSandboxes.
+func (c *sandboxServiceClient) WatchSandboxes(ctx context.Context, req *connect.Request[v1.WatchSandboxesRequest]) (*connect.ServerStreamForClient[v1.WatchSandboxesResponse], error) {
+	return c.watchSandboxes.CallServerStream(ctx, req)
+}
+
+// CreatePortURL calls dsec.v1.SandboxService.CreatePortURL.
+func (c *sandboxServiceClient) CreatePortURL(ctx context.Context, req *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error) {
+	return c.createPortURL.CallUnary(ctx, req)
+}
+
 // SandboxServiceHandler is an implementation of the dsec.v1.SandboxService service.
 type SandboxServiceHandler interface {
 	// CreateSandbox returns when the sandbox is ready or has failed. Creating twice with one idempotency key returns the
@@ -248,6 +485,33 @@ type SandboxServiceHandler interface {
 	ListCommands(context.Context, *connect.Request[v1.ListCommandsRequest]) (*connect.Response[v1.ListCommandsResponse], error)
 	// KillCommand ends the command's whole process tree.
 	KillCommand(context.Context, *connect.Request[v1.KillCommandRequest]) (*connect.Response[v1.KillCommandResponse], error)
+	// ResizeTerminal sets the window of a command that has a terminal; its programs get SIGWINCH.
+	ResizeTerminal(context.Context, *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error)
+	// CreateSession starts a shell that keeps its working directory, variables, functions and jobs between commands, or finds
+	// the one of this name. Commands run in it by Exec with `session`.
+	CreateSession(context.Context, *connect.Request[v1.CreateSessionRequest]) (*connect.Response[v1.CreateSessionResponse], error)
+	ListSessions(context.Context, *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error)
+	// DeleteSession ends a session and its whole process tree. It is idempotent.
+	DeleteSession(context.Context, *connect.Request[v1.DeleteSessionRequest]) (*connect.Response[v1.DeleteSessionResponse], error)
+	// ListFiles streams the entries of a directory, in no order, in messages of many. An error ends the stream: a listing
+	// is never silently short.
+	ListFiles(context.Context, *connect.Request[v1.ListFilesRequest], *connect.ServerStream[v1.ListFilesResponse]) error
+	// StatFiles tells about each path by itself: what is missing is no error of the call.
+	StatFiles(context.Context, *connect.Request[v1.StatFilesRequest]) (*connect.Response[v1.StatFilesResponse], error)
+	// ChangeFiles makes changes in order and stops at the first that fails; the error's fact "index" says which.
+	ChangeFiles(context.Context, *connect.Request[v1.ChangeFilesRequest]) (*connect.Response[v1.ChangeFilesResponse], error)
+	// WatchFiles streams what happens below a directory, until the caller leaves or the directory is gone.
+	WatchFiles(context.Context, *connect.Request[v1.WatchFilesRequest], *connect.ServerStream[v1.WatchFilesResponse]) error
+	// GetMetrics measures a sandbox now; WatchMetrics again and again.
+	GetMetrics(context.Context, *connect.Request[v1.GetMetricsRequest]) (*connect.Response[v1.GetMetricsResponse], error)
+	WatchMetrics(context.Context, *connect.Request[v1.WatchMetricsRequest], *connect.ServerStream[v1.GetMetricsResponse]) error
+	ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
+	SignalProcess(context.Context, *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error)
+	// WatchSandboxes streams changes of many sandboxes, and the ends of their commands if asked, over one connection. It
+	// begins with the present state of all that match, then `synced`.
+	WatchSandboxes(context.Context, *connect.Request[v1.WatchSandboxesRequest], *connect.ServerStream[v1.WatchSandboxesResponse]) error
+	// CreatePortURL makes a URL by which a browser reaches a port inside without a key, until it expires.
+	CreatePortURL(context.Context, *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error)
 }
 
 // NewSandboxServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -311,6 +575,90 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 		connect.WithSchema(sandboxServiceMethods.ByName("KillCommand")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxServiceResizeTerminalHandler := connect.NewUnaryHandler(
+		SandboxServiceResizeTerminalProcedure,
+		svc.ResizeTerminal,
+		connect.WithSchema(sandboxServiceMethods.ByName("ResizeTerminal")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceCreateSessionHandler := connect.NewUnaryHandler(
+		SandboxServiceCreateSessionProcedure,
+		svc.CreateSession,
+		connect.WithSchema(sandboxServiceMethods.ByName("CreateSession")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceListSessionsHandler := connect.NewUnaryHandler(
+		SandboxServiceListSessionsProcedure,
+		svc.ListSessions,
+		connect.WithSchema(sandboxServiceMethods.ByName("ListSessions")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceDeleteSessionHandler := connect.NewUnaryHandler(
+		SandboxServiceDeleteSessionProcedure,
+		svc.DeleteSession,
+		connect.WithSchema(sandboxServiceMethods.ByName("DeleteSession")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceListFilesHandler := connect.NewServerStreamHandler(
+		SandboxServiceListFilesProcedure,
+		svc.ListFiles,
+		connect.WithSchema(sandboxServiceMethods.ByName("ListFiles")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceStatFilesHandler := connect.NewUnaryHandler(
+		SandboxServiceStatFilesProcedure,
+		svc.StatFiles,
+		connect.WithSchema(sandboxServiceMethods.ByName("StatFiles")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceChangeFilesHandler := connect.NewUnaryHandler(
+		SandboxServiceChangeFilesProcedure,
+		svc.ChangeFiles,
+		connect.WithSchema(sandboxServiceMethods.ByName("ChangeFiles")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceWatchFilesHandler := connect.NewServerStreamHandler(
+		SandboxServiceWatchFilesProcedure,
+		svc.WatchFiles,
+		connect.WithSchema(sandboxServiceMethods.ByName("WatchFiles")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceGetMetricsHandler := connect.NewUnaryHandler(
+		SandboxServiceGetMetricsProcedure,
+		svc.GetMetrics,
+		connect.WithSchema(sandboxServiceMethods.ByName("GetMetrics")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceWatchMetricsHandler := connect.NewServerStreamHandler(
+		SandboxServiceWatchMetricsProcedure,
+		svc.WatchMetrics,
+		connect.WithSchema(sandboxServiceMethods.ByName("WatchMetrics")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceListProcessesHandler := connect.NewUnaryHandler(
+		SandboxServiceListProcessesProcedure,
+		svc.ListProcesses,
+		connect.WithSchema(sandboxServiceMethods.ByName("ListProcesses")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceSignalProcessHandler := connect.NewUnaryHandler(
+		SandboxServiceSignalProcessProcedure,
+		svc.SignalProcess,
+		connect.WithSchema(sandboxServiceMethods.ByName("SignalProcess")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceWatchSandboxesHandler := connect.NewServerStreamHandler(
+		SandboxServiceWatchSandboxesProcedure,
+		svc.WatchSandboxes,
+		connect.WithSchema(sandboxServiceMethods.ByName("WatchSandboxes")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceCreatePortURLHandler := connect.NewUnaryHandler(
+		SandboxServiceCreatePortURLProcedure,
+		svc.CreatePortURL,
+		connect.WithSchema(sandboxServiceMethods.ByName("CreatePortURL")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.SandboxService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SandboxServiceCreateSandboxProcedure:
@@ -331,6 +679,34 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 			sandboxServiceListCommandsHandler.ServeHTTP(w, r)
 		case SandboxServiceKillCommandProcedure:
 			sandboxServiceKillCommandHandler.ServeHTTP(w, r)
+		case SandboxServiceResizeTerminalProcedure:
+			sandboxServiceResizeTerminalHandler.ServeHTTP(w, r)
+		case SandboxServiceCreateSessionProcedure:
+			sandboxServiceCreateSessionHandler.ServeHTTP(w, r)
+		case SandboxServiceListSessionsProcedure:
+			sandboxServiceListSessionsHandler.ServeHTTP(w, r)
+		case SandboxServiceDeleteSessionProcedure:
+			sandboxServiceDeleteSessionHandler.ServeHTTP(w, r)
+		case SandboxServiceListFilesProcedure:
+			sandboxServiceListFilesHandler.ServeHTTP(w, r)
+		case SandboxServiceStatFilesProcedure:
+			sandboxServiceStatFilesHandler.ServeHTTP(w, r)
+		case SandboxServiceChangeFilesProcedure:
+			sandboxServiceChangeFilesHandler.ServeHTTP(w, r)
+		case SandboxServiceWatchFilesProcedure:
+			sandboxServiceWatchFilesHandler.ServeHTTP(w, r)
+		case SandboxServiceGetMetricsProcedure:
+			sandboxServiceGetMetricsHandler.ServeHTTP(w, r)
+		case SandboxServiceWatchMetricsProcedure:
+			sandboxServiceWatchMetricsHandler.ServeHTTP(w, r)
+		case SandboxServiceListProcessesProcedure:
+			sandboxServiceListProcessesHandler.ServeHTTP(w, r)
+		case SandboxServiceSignalProcessProcedure:
+			sandboxServiceSignalProcessHandler.ServeHTTP(w, r)
+		case SandboxServiceWatchSandboxesProcedure:
+			sandboxServiceWatchSandboxesHandler.ServeHTTP(w, r)
+		case SandboxServiceCreatePortURLProcedure:
+			sandboxServiceCreatePortURLHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -374,6 +750,62 @@ func (UnimplementedSandboxServiceHandler) ListCommands(context.Context, *connect
 
 func (UnimplementedSandboxServiceHandler) KillCommand(context.Context, *connect.Request[v1.KillCommandRequest]) (*connect.Response[v1.KillCommandResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.KillCommand is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) ResizeTerminal(context.Context, *connect.Request[v1.ResizeTerminalRequest]) (*connect.Response[v1.ResizeTerminalResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.ResizeTerminal is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) CreateSession(context.Context, *connect.Request[v1.CreateSessionRequest]) (*connect.Response[v1.CreateSessionResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.CreateSession is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) ListSessions(context.Context, *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.ListSessions is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) DeleteSession(context.Context, *connect.Request[v1.DeleteSessionRequest]) (*connect.Response[v1.DeleteSessionResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.DeleteSession is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) ListFiles(context.Context, *connect.Request[v1.ListFilesRequest], *connect.ServerStream[v1.ListFilesResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.ListFiles is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) StatFiles(context.Context, *connect.Request[v1.StatFilesRequest]) (*connect.Response[v1.StatFilesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.StatFiles is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) ChangeFiles(context.Context, *connect.Request[v1.ChangeFilesRequest]) (*connect.Response[v1.ChangeFilesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.ChangeFiles is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) WatchFiles(context.Context, *connect.Request[v1.WatchFilesRequest], *connect.ServerStream[v1.WatchFilesResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.WatchFiles is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) GetMetrics(context.Context, *connect.Request[v1.GetMetricsRequest]) (*connect.Response[v1.GetMetricsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.GetMetrics is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) WatchMetrics(context.Context, *connect.Request[v1.WatchMetricsRequest], *connect.ServerStream[v1.GetMetricsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.WatchMetrics is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.ListProcesses is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) SignalProcess(context.Context, *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.SignalProcess is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) WatchSandboxes(context.Context, *connect.Request[v1.WatchSandboxesRequest], *connect.ServerStream[v1.WatchSandboxesResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.WatchSandboxes is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) CreatePortURL(context.Context, *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.CreatePortURL is not implemented"))
 }
 
 // EnvironmentServiceClient is a client for the dsec.v1.EnvironmentService service.
