@@ -16,22 +16,59 @@ const (
 	MaxInlineStdin = 64 << 10
 )
 
-// A Command is one thing to run: Argv as it is, or Shell through bash, else sh.
+// A Command is one thing to run: Argv as it is, or Shell through bash, else sh. With a terminal it may be neither: the user's
+// login shell.
 type Command struct {
-	Argv         []string
-	Shell        string
-	Cwd          string
-	User         string
-	Env          map[string]string
-	Timeout      time.Duration
-	Stdin        []byte
-	StdinFollows bool
+	Argv            []string
+	Shell           string
+	Cwd             string
+	User            string
+	Env             map[string]string
+	Timeout         time.Duration
+	NoOutputTimeout time.Duration // without a byte of output
+	Stdin           []byte
+	StdinFollows    bool
+	Tag             string    // to find it again by
+	Terminal        *Terminal // nil = none; with one StdinFollows is implied
+	Trusted         bool      // all else is stopped, and the shell is the platform's
 }
 
-var commandID = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
+// A Terminal is the window of a command that has one. Zeros are the defaults.
+type Terminal struct {
+	Rows, Cols int
+	Term       string // $TERM; "" = what the environment says, else DefaultTerm
+}
+
+// Bounds and defaults of a Terminal.
+const (
+	MaxTerminalSize = 1<<16 - 1
+	DefaultRows     = 24
+	DefaultCols     = 80
+	DefaultTerm     = "xterm-256color"
+)
+
+var (
+	commandID  = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
+	commandTag = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,64}$`)
+	termName   = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.+-]{0,63}$`)
+)
 
 // ValidCommandID reports whether s can name a command.
 func ValidCommandID(s string) bool { return commandID.MatchString(s) }
+
+// ValidTag reports whether s can be a command's tag.
+func ValidTag(s string) bool { return commandTag.MatchString(s) }
+
+// Validate is the one check of a window from outside.
+func (t Terminal) Validate() error {
+	switch {
+	case t.Rows < 0 || t.Rows > MaxTerminalSize || t.Cols < 0 || t.Cols > MaxTerminalSize:
+		return Errorf(InvalidArgument, "invalid_terminal", "a terminal of %d rows and %d columns; each must be 1 to %d, or 0 for the default", t.Rows, t.Cols, MaxTerminalSize)
+	case t.Term != "" && !termName.MatchString(t.Term):
+		return Errorf(InvalidArgument, "invalid_terminal", "%q is not a name of a terminal; one is %s", clip(t.Term), DefaultTerm)
+	}
+	return nil
+}
 
 // Validate is the one check of a command from outside.
 func (c Command) Validate() error {
@@ -49,7 +86,7 @@ func (c Command) Validate() error {
 		}
 	}
 	switch {
-	case (len(c.Argv) == 0) == (c.Shell == ""):
+	case len(c.Argv) > 0 && c.Shell != "", len(c.Argv) == 0 && c.Shell == "" && c.Terminal == nil:
 		return bad("exactly one of argv and shell must be given")
 	case len(c.Argv) > 0 && c.Argv[0] == "":
 		return bad("the program's name is empty")
@@ -65,10 +102,19 @@ func (c Command) Validate() error {
 		return bad("user %q is not a user name, uid, name:group or uid:gid", clip(c.User))
 	case c.Timeout < 0:
 		return bad("timeout must be greater than 0")
+	case c.NoOutputTimeout < 0:
+		return bad("no_output_timeout must be greater than 0")
+	case c.Tag != "" && !ValidTag(c.Tag):
+		return Errorf(InvalidArgument, "invalid_tag", "tag %q: letters, digits and _.-, at most 64", clip(c.Tag))
 	case len(c.Stdin) > MaxInlineStdin:
 		return bad("inline stdin of %d bytes; at most 64 KiB, longer input goes by stdin_follows", len(c.Stdin))
 	case len(c.Env) > maxEnv:
 		return bad("%d environment variables; at most %d", len(c.Env), maxEnv)
+	}
+	if c.Terminal != nil {
+		if err := c.Terminal.Validate(); err != nil {
+			return err
+		}
 	}
 	return ValidateEnv(c.Env)
 }

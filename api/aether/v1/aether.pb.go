@@ -45,6 +45,7 @@ const (
 	Code_CODE_IO             Code = 14
 	Code_CODE_INTERNAL       Code = 15
 	Code_CODE_DIGEST         Code = 16 // size or digest differ from what was announced
+	Code_CODE_NO_TERMINALS   Code = 17 // all of the sandbox's PTYs are taken
 )
 
 // Enum value maps for Code.
@@ -67,6 +68,7 @@ var (
 		14: "CODE_IO",
 		15: "CODE_INTERNAL",
 		16: "CODE_DIGEST",
+		17: "CODE_NO_TERMINALS",
 	}
 	Code_value = map[string]int32{
 		"CODE_UNSPECIFIED":    0,
@@ -86,6 +88,7 @@ var (
 		"CODE_IO":             14,
 		"CODE_INTERNAL":       15,
 		"CODE_DIGEST":         16,
+		"CODE_NO_TERMINALS":   17,
 	}
 )
 
@@ -279,6 +282,7 @@ type Start struct {
 	Session           string    `protobuf:"bytes,15,opt,name=session,proto3" json:"session,omitempty"`                                                   // run the shell script in this session
 	StdinData         []byte    `protobuf:"bytes,16,opt,name=stdin_data,json=stdinData,proto3" json:"stdin_data,omitempty"`                              // in a session: all of its input
 	Trusted           bool      `protobuf:"varint,17,opt,name=trusted,proto3" json:"trusted,omitempty"`                                                  // shell and tools of aether's own mount; the edge has stopped all others
+	Tag               string    `protobuf:"bytes,18,opt,name=tag,proto3" json:"tag,omitempty"`                                                           // given back in CommandStatus: the next edge finds the command by it
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -432,9 +436,18 @@ func (x *Start) GetTrusted() bool {
 	return false
 }
 
+func (x *Start) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+// Terminal has TERM in the command's environment, or gets the default. With neither argv nor shell the user's login shell
+// runs.
 type Terminal struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"` // 1 to 65,535
 	Cols          uint32                 `protobuf:"varint,2,opt,name=cols,proto3" json:"cols,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -741,6 +754,8 @@ type CommandStatus struct {
 	Running       bool                   `protobuf:"varint,2,opt,name=running,proto3" json:"running,omitempty"`
 	StdoutSize    uint64                 `protobuf:"varint,3,opt,name=stdout_size,json=stdoutSize,proto3" json:"stdout_size,omitempty"`
 	StderrSize    uint64                 `protobuf:"varint,4,opt,name=stderr_size,json=stderrSize,proto3" json:"stderr_size,omitempty"`
+	Tag           string                 `protobuf:"bytes,5,opt,name=tag,proto3" json:"tag,omitempty"`
+	Terminal      bool                   `protobuf:"varint,6,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -801,6 +816,20 @@ func (x *CommandStatus) GetStderrSize() uint64 {
 		return x.StderrSize
 	}
 	return 0
+}
+
+func (x *CommandStatus) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *CommandStatus) GetTerminal() bool {
+	if x != nil {
+		return x.Terminal
+	}
+	return false
 }
 
 type Error struct {
@@ -3308,7 +3337,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"maxVersion\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\rR\aversion\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x124\n" +
-	"\bcommands\x18\x05 \x03(\v2\x18.aether.v1.CommandStatusR\bcommands\"\x84\x04\n" +
+	"\bcommands\x18\x05 \x03(\v2\x18.aether.v1.CommandStatusR\bcommands\"\x96\x04\n" +
 	"\x05Start\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x12\n" +
@@ -3331,7 +3360,8 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\asession\x18\x0f \x01(\tR\asession\x12\x1d\n" +
 	"\n" +
 	"stdin_data\x18\x10 \x01(\fR\tstdinData\x12\x18\n" +
-	"\atrusted\x18\x11 \x01(\bR\atrusted\"2\n" +
+	"\atrusted\x18\x11 \x01(\bR\atrusted\x12\x10\n" +
+	"\x03tag\x18\x12 \x01(\tR\x03tag\"2\n" +
 	"\bTerminal\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x12\n" +
 	"\x04cols\x18\x02 \x01(\rR\x04cols\"\x88\x01\n" +
@@ -3353,7 +3383,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\tno_output\x18\b \x01(\bR\bnoOutput\"\x1e\n" +
 	"\x04Kill\x12\x16\n" +
 	"\x06signal\x18\x01 \x01(\x05R\x06signal\"\t\n" +
-	"\aRelease\"\x8a\x01\n" +
+	"\aRelease\"\xb8\x01\n" +
 	"\rCommandStatus\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x18\n" +
@@ -3361,7 +3391,9 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\vstdout_size\x18\x03 \x01(\x04R\n" +
 	"stdoutSize\x12\x1f\n" +
 	"\vstderr_size\x18\x04 \x01(\x04R\n" +
-	"stderrSize\"\\\n" +
+	"stderrSize\x12\x10\n" +
+	"\x03tag\x18\x05 \x01(\tR\x03tag\x12\x1a\n" +
+	"\bterminal\x18\x06 \x01(\bR\bterminal\"\\\n" +
 	"\x05Error\x12#\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x0f.aether.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -3547,7 +3579,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x03env\x18\x03 \x03(\tR\x03env\x12\x16\n" +
 	"\x06cgroup\x18\x04 \x01(\tR\x06cgroup\x12\x19\n" +
 	"\bv1_tasks\x18\x05 \x01(\rR\av1Tasks\x12\x12\n" +
-	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\xd2\x02\n" +
+	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\xe9\x02\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x12\n" +
@@ -3566,7 +3598,8 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\vCODE_EXISTS\x10\r\x12\v\n" +
 	"\aCODE_IO\x10\x0e\x12\x11\n" +
 	"\rCODE_INTERNAL\x10\x0f\x12\x0f\n" +
-	"\vCODE_DIGEST\x10\x10*\xdd\x01\n" +
+	"\vCODE_DIGEST\x10\x10\x12\x15\n" +
+	"\x11CODE_NO_TERMINALS\x10\x11*\xdd\x01\n" +
 	"\n" +
 	"ChangeKind\x12\x1b\n" +
 	"\x17CHANGE_KIND_UNSPECIFIED\x10\x00\x12\x1e\n" +

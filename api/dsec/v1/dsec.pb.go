@@ -1470,7 +1470,7 @@ func (x *DeleteSandboxResponse) GetSandbox() *Sandbox {
 
 type Command struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Exactly one of argv and shell.
+	// Exactly one of argv and shell; with a terminal also neither, which is the user's login shell.
 	Argv                   []string          `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`   // run as it is, no shell
 	Shell                  string            `protobuf:"bytes,2,opt,name=shell,proto3" json:"shell,omitempty"` // script for bash -c, else sh -c; at most 16 MiB
 	Cwd                    string            `protobuf:"bytes,3,opt,name=cwd,proto3" json:"cwd,omitempty"`
