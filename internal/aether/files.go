@@ -45,18 +45,18 @@ func newReadTransfer(s *session, stream uint32, req *aetherv1.ReadFile) *readTra
 	return t
 }
 
-func (t *readTransfer) data(uint64, []byte, bool) bool { return false }
+func (t *readTransfer) data(uint8, uint64, []byte, wire.Flags) error { return wire.ErrProtocol }
 
-func (t *readTransfer) ack(offset uint64) bool {
+func (t *readTransfer) ack(_ uint8, offset uint64, _ bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if offset > t.start {
-		return false
+		return wire.ErrProtocol
 	}
 	t.acked = max(t.acked, offset)
 	t.s.conn.Ready(t.src) // here, not by the goroutine, which may be just about to wait
 	t.changed.Broadcast()
-	return true
+	return nil
 }
 
 func (t *readTransfer) cancel() {

@@ -40,11 +40,13 @@ type session struct {
 	wg        sync.WaitGroup // transfers
 }
 
-// A transfer is a file on its way in or out.
+// A transfer is a request that takes time: a file on its way in or out, a byte stream, or a call. Its methods but run are
+// called by the connection's reader; an error is a violation.
 type transfer interface {
-	data(offset uint64, b []byte, end bool) bool
-	ack(offset uint64) bool
+	data(channel uint8, offset uint64, b []byte, flags wire.Flags) error
+	ack(channel uint8, offset uint64, broken bool) error
 	cancel()
+	run() *failure // nil once the answer was sent
 }
 
 func (s *session) flush() {
@@ -124,6 +126,18 @@ func (s *session) Message(t wire.Type, stream uint32, payload []byte) error {
 			return err
 		}
 		s.transfer(stream, newWriteTransfer(s, stream, req))
+	case wire.MsgCall:
+		req := new(aetherv1.Call)
+		if err := unmarshal(payload, req); err != nil {
+			return err
+		}
+		s.transfer(stream, newCall(s, stream, req))
+	case wire.MsgOpen:
+		req := new(aetherv1.Open)
+		if err := unmarshal(payload, req); err != nil {
+			return err
+		}
+		s.transfer(stream, newByteStream(s, stream, req))
 	case wire.MsgCancel:
 		if t := s.transferOf(stream); t != nil {
 			t.cancel()
@@ -220,13 +234,8 @@ func (s *session) forget(stream uint32) {
 	delete(s.transfers, stream)
 }
 
-// runner is a transfer with its own goroutine.
-type runner interface {
-	transfer
-	run() *failure // nil once the answer was sent
-}
-
-func (s *session) transfer(stream uint32, t runner) {
+// transfer runs t in a goroutine of its own.
+func (s *session) transfer(stream uint32, t transfer) {
 	s.mu.Lock()
 	full := len(s.transfers) >= maxTransfers
 	taken := s.commands[stream] != nil || s.transfers[stream] != nil
@@ -239,7 +248,7 @@ func (s *session) transfer(stream uint32, t runner) {
 		s.conn.Fail(wire.ErrProtocol)
 		return
 	case full:
-		s.postError(stream, failf(aetherv1.Code_CODE_RESOURCES, "%d file transfers are running; try again when some are done", maxTransfers))
+		s.postError(stream, failf(aetherv1.Code_CODE_RESOURCES, "%d requests are running; try again when some are done", maxTransfers))
 		return
 	}
 	s.wg.Go(func() {
@@ -266,7 +275,7 @@ func (s *session) Data(stream uint32, channel uint8, offset uint64, b []byte, fl
 		}
 		c.mu.Unlock()
 	} else if t := s.transferOf(stream); t != nil {
-		ok = t.data(offset, b, flags&wire.End != 0)
+		return t.data(channel, offset, b, flags)
 	}
 	if !ok {
 		return wire.ErrProtocol
@@ -275,7 +284,7 @@ func (s *session) Data(stream uint32, channel uint8, offset uint64, b []byte, fl
 }
 
 // Ack handles credit for output of commands and content of files.
-func (s *session) Ack(stream uint32, channel uint8, offset uint64, _ bool) error {
+func (s *session) Ack(stream uint32, channel uint8, offset uint64, broken bool) error {
 	if !s.authenticated {
 		return errAuth
 	}
@@ -287,7 +296,7 @@ func (s *session) Ack(stream uint32, channel uint8, offset uint64, _ bool) error
 			c.mu.Unlock()
 		}
 	} else if t := s.transferOf(stream); t != nil {
-		ok = t.ack(offset)
+		return t.ack(channel, offset, broken)
 	}
 	if !ok {
 		return wire.ErrProtocol

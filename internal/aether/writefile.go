@@ -41,19 +41,19 @@ func newWriteTransfer(s *session, stream uint32, req *aetherv1.WriteFile) *write
 	return t
 }
 
-func (t *writeTransfer) ack(uint64) bool { return false }
+func (t *writeTransfer) ack(uint8, uint64, bool) error { return wire.ErrProtocol }
 
-func (t *writeTransfer) data(offset uint64, b []byte, end bool) bool {
+func (t *writeTransfer) data(_ uint8, offset uint64, b []byte, flags wire.Flags) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if offset != t.arrived || t.end || len(t.buf)+len(b) > wire.Window {
-		return false
+		return wire.ErrProtocol
 	}
 	t.buf = append(t.buf, b...)
 	t.arrived += uint64(len(b))
-	t.end = end
+	t.end = flags&wire.End != 0
 	t.changed.Broadcast()
-	return true
+	return nil
 }
 
 func (t *writeTransfer) cancel() {

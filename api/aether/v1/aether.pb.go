@@ -1660,6 +1660,7 @@ func (*Open_WriteArchive) isOpen_Open() {}
 
 type Opened struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Window        uint32                 `protobuf:"varint,1,opt,name=window,proto3" json:"window,omitempty"` // how far the edge may be beyond what was acknowledged; 0 = wire.Window
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1692,6 +1693,13 @@ func (x *Opened) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Opened.ProtoReflect.Descriptor instead.
 func (*Opened) Descriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Opened) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
 }
 
 type Done struct {
@@ -3451,8 +3459,9 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"watchFiles\x12;\n" +
 	"\fread_archive\x18\x04 \x01(\v2\x16.aether.v1.ReadArchiveH\x00R\vreadArchive\x12>\n" +
 	"\rwrite_archive\x18\x05 \x01(\v2\x17.aether.v1.WriteArchiveH\x00R\fwriteArchiveB\x06\n" +
-	"\x04open\"\b\n" +
-	"\x06Opened\"6\n" +
+	"\x04open\" \n" +
+	"\x06Opened\x12\x16\n" +
+	"\x06window\x18\x01 \x01(\rR\x06window\"6\n" +
 	"\x04Done\x12\x18\n" +
 	"\aentries\x18\x01 \x01(\x04R\aentries\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"M\n" +

@@ -1,0 +1,70 @@
+package aether
+
+import (
+	"context"
+	"errors"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/wire"
+)
+
+// A byteStream is what an Open of the edge opened: bytes from it are read, and bytes to it written.
+type byteStream struct {
+	*wire.Duplex
+	s      *session
+	stream uint32
+	req    *aetherv1.Open
+	ctx    context.Context // ends with the connection, or when the edge wants no more
+	stop   func()
+}
+
+func newByteStream(s *session, stream uint32, req *aetherv1.Open) *byteStream {
+	b := &byteStream{s: s, stream: stream, req: req, Duplex: wire.NewDuplex(s.conn, stream, wire.Stdin, wire.Stdout, 0)}
+	b.ctx, b.stop = context.WithCancel(context.Background())
+	return b
+}
+
+func (b *byteStream) data(channel uint8, offset uint64, p []byte, flags wire.Flags) error {
+	return b.Data(channel, offset, p, flags)
+}
+
+func (b *byteStream) ack(channel uint8, offset uint64, broken bool) error {
+	return b.Ack(channel, offset, broken)
+}
+
+func (b *byteStream) cancel() {
+	b.stop()
+	b.Fail(errCanceled)
+}
+
+// accept tells the edge that the stream is open. Errors before that are the answer instead.
+func (b *byteStream) accept() {
+	b.s.post(wire.MsgOpened, b.stream, &aetherv1.Opened{})
+	b.s.flush()
+}
+
+func (b *byteStream) run() *failure {
+	defer b.cancel() // what arrives late finds a stream that takes nothing
+	done, err := b.serve()
+	if err == nil {
+		err = b.Drain()
+	}
+	if err != nil {
+		if errors.Is(err, errCanceled) {
+			return nil
+		}
+		return asFailure("go on", err)
+	}
+	b.s.post(wire.MsgDone, b.stream, done)
+	return nil
+}
+
+// serve does what is asked: it calls accept, then reads and writes.
+func (b *byteStream) serve() (*aetherv1.Done, error) {
+	switch r := b.req.Open.(type) {
+	case *aetherv1.Open_Dial:
+		return b.dial(r.Dial)
+	default:
+		return nil, failf(aetherv1.Code_CODE_INVALID, "this aether does not know the request")
+	}
+}

@@ -1,0 +1,51 @@
+package aether
+
+import (
+	"context"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/wire"
+)
+
+// A call is a unary request of the edge on its way.
+type call struct {
+	s      *session
+	stream uint32
+	req    *aetherv1.Call
+	ctx    context.Context
+	cancel func()
+}
+
+func newCall(s *session, stream uint32, req *aetherv1.Call) *callTransfer {
+	c := &call{s: s, stream: stream, req: req}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return &callTransfer{c}
+}
+
+// callTransfer is a call as a transfer: no bytes belong to it.
+type callTransfer struct{ c *call }
+
+func (t *callTransfer) data(uint8, uint64, []byte, wire.Flags) error { return wire.ErrProtocol }
+func (t *callTransfer) ack(uint8, uint64, bool) error                { return wire.ErrProtocol }
+func (t *callTransfer) cancel()                                      { t.c.cancel() }
+
+func (t *callTransfer) run() *failure {
+	defer t.c.cancel()
+	reply, err := t.c.serve()
+	if err != nil {
+		return asFailure("do it", err)
+	}
+	if reply == nil {
+		reply = &aetherv1.Reply{}
+	}
+	t.c.s.post(wire.MsgReply, t.c.stream, reply)
+	return nil
+}
+
+// serve does what is asked; a nil Reply stands for an empty one.
+func (c *call) serve() (*aetherv1.Reply, error) {
+	switch c.req.Call.(type) {
+	default:
+		return nil, failf(aetherv1.Code_CODE_INVALID, "this aether does not know the request")
+	}
+}
