@@ -22,7 +22,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
 
     async def run() -> Any:
-        await asyncio.wait_for(pyfuncitem.function(**arguments), 60)
+        await asyncio.wait_for(pyfuncitem.function(**arguments), 180)
 
     asyncio.run(run())
     return True
@@ -36,14 +36,14 @@ def platform() -> Iterator[fake.Platform]:
 
 @pytest.fixture
 def config(platform: fake.Platform) -> DSecConfig:
-    """Short times, so that no test waits for a default."""
+    """Short times where tests wait for them, and others that a slow machine keeps."""
     return DSecConfig(
         url=platform.url,
         api_key=fake.KEY,
-        request_timeout=5.0,
-        stall_timeout=5.0,
+        request_timeout=30.0,
+        stall_timeout=30.0,
         retry_seconds=3.0,
-        cleanup_seconds=5.0,
+        cleanup_seconds=30.0,
         command_poll_seconds=0.5,
     )
 

@@ -34,6 +34,7 @@ class Fault:
         raw: bytes sent in place of the answer.
         cut_at: the connection is reset after this many bytes of the answer.
         before: the connection is closed before the request is carried out.
+        until: before the answer it is waited for this.
         delay: seconds before the answer.
         piece: the answer is written in pieces of this many bytes.
         pause: seconds between pieces.
@@ -49,6 +50,7 @@ class Fault:
     raw: bytes | None = None
     cut_at: int | None = None
     before: bool = False
+    until: Callable[[], bool] = lambda: True
     delay: float = 0.0
     piece: int = 0
     pause: float = 0.0
@@ -276,6 +278,8 @@ class Platform:
             while await reader.read(1 << 20):
                 pass
             return False
+        while not fault.until():
+            await asyncio.sleep(0.01)
         if fault.delay:
             await asyncio.sleep(fault.delay)
         try:

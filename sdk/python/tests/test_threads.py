@@ -92,13 +92,13 @@ def test_a_fork_does_not_stop_its_parents_sandboxes(config: DSecConfig, platform
 
 
 def test_commands_in_threads_wait_for_a_connection(config: DSecConfig, platform: Platform) -> None:
-    config = replace(config, max_connections=1, request_timeout=1, command_poll_seconds=0.5, retry_seconds=0.01)
+    config = replace(config, max_connections=1, request_timeout=2, command_poll_seconds=0.5, retry_seconds=0.01)
     with DSecClient(config=config) as client, ThreadPoolExecutor(3) as pool:
         sandbox = client.run_container(DSecContainerRunArgs("x"))
         output = sandbox.start("echo ready; sleep 100").iter_stdout()
         assert next(output) == b"ready\n"  # and holds the only connection
         futures = [pool.submit(sandbox.run_shell, "echo x") for _ in range(3)]
-        assert not wait(futures, timeout=2).done  # longer than one request may take
+        assert not wait(futures, timeout=3).done  # longer than one request may take
         output.close()
         assert [f.result().stdout for f in futures] == ["x\n"] * 3
 

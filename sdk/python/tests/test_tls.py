@@ -53,10 +53,10 @@ def front(platform: Platform, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLCont
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield url[0], ssl.create_default_context(cafile=str(cert))
     stop.set()
-    thread.join(10)
+    thread.join(60)
 
 
 def test_over_tls(front: tuple[str, ssl.SSLContext], config: DSecConfig) -> None:

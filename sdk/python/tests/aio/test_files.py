@@ -226,7 +226,7 @@ async def test_the_end_of_an_iterator_lets_go_of_the_connection(config: DSecConf
             await reader.read(1)
     await sandbox.read_file("/f", 0, 10)
     await client.close()
-    for _ in range(1000):
+    for _ in range(12_000):
         if platform.open_connections == 0:
             break
         await sleep(0.005)

@@ -148,7 +148,7 @@ async def test_an_idempotency_key(config: DSecConfig, platform: Platform) -> Non
 
 
 async def test_a_create_that_takes_too_long_is_removed(platform: Platform) -> None:
-    config = DSecConfig(platform.url, KEY, request_timeout=0.1, retry_seconds=0.3, cleanup_seconds=5)
+    config = DSecConfig(platform.url, KEY, request_timeout=1, retry_seconds=0.3, cleanup_seconds=30)
     client = DSecClient(config=config)
     platform.create_delay = lambda key: 30
     with pytest.raises(TimeoutError) as caught:
@@ -184,7 +184,7 @@ async def test_errors_of_creates(config: DSecConfig, platform: Platform) -> None
 
 async def test_many(config: DSecConfig, platform: Platform) -> None:
     client = DSecClient(config=config)
-    platform.create_delay = lambda key: 0.3 if key.endswith("/0") else 0.0
+    platform.create_delay = lambda key: 2.0 if key.endswith("/0") else 0.0
     platform.create_error = lambda key: (
         ApiError(429, "resource_exhausted", "full", "no_capacity") if key.endswith(("/3", "/13")) else None
     )
@@ -232,7 +232,7 @@ async def test_many_abandoned_are_removed(config: DSecConfig, platform: Platform
     first = await results.__anext__()
     await results.aclose()
     assert isinstance(first, Sandbox)
-    for _ in range(500):
+    for _ in range(6000):
         if all(b.state in ("STATE_READY", "STATE_STOPPED") for b in platform.boxes.values()):
             break
         await sleep(0.01)

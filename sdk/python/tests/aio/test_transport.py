@@ -130,7 +130,7 @@ async def test_errors_of_all_kinds(
 
 
 async def test_silence_has_an_end(config: DSecConfig, platform: Platform) -> None:
-    api = Api(replace(config, request_timeout=0.2))
+    api = Api(replace(config, request_timeout=1))
     platform.fault("GetInfo", Fault(delay=60))
     start = time.monotonic()
     with pytest.raises(DSecTimeoutError) as caught:

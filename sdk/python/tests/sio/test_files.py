@@ -227,7 +227,7 @@ def test_the_end_of_an_iterator_lets_go_of_the_connection(config: DSecConfig, pl
             reader.read(1)
     sandbox.read_file("/f", 0, 10)
     client.close()
-    for _ in range(1000):
+    for _ in range(12_000):
         if platform.open_connections == 0:
             break
         sleep(0.005)
