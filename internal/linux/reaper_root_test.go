@@ -27,7 +27,7 @@ func TestAdoptOrphans(t *testing.T) {
 		t.Fatal(err)
 	}
 	orphan := fmt.Sprintf("/proc/%s", strings.TrimSpace(string(out)))
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for _, err := os.Stat(orphan); err == nil; _, err = os.Stat(orphan) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s is still there", orphan)

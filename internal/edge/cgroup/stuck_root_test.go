@@ -32,15 +32,12 @@ func TestRootKillStuck(t *testing.T) {
 	stopped := start(cg.V2User, "/bin/sh", "-c", "kill -STOP $$")
 	busy := start(cg.V2User, "/bin/sh", "-c", "while :; do :; done")
 	other := start(cg.V2User, "/bin/sleep", "1000")
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		held, err := linux.IsHeld(stopped.Process.Pid, 0)
-		must(t, err)
-		if held {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the process does not stop")
-		}
+	for _, cmd := range []*exec.Cmd{stopped, other} {
+		waitFor(t, func() bool {
+			held, err := linux.IsHeld(cmd.Process.Pid, 0)
+			must(t, err)
+			return held
+		})
 	}
 	if n, err := tree.KillStuck(cg, time.Hour); n != 0 || err != nil {
 		t.Errorf("none is an hour old: %d, %v", n, err)

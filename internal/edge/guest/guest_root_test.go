@@ -134,7 +134,7 @@ func (j *jail) removeCgroups() {
 	for _, c := range v1Controllers {
 		dirs = append(dirs, j.v1(c))
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for _, d := range dirs {
 		for {
 			err := os.Remove(d)
@@ -220,7 +220,7 @@ func (j *jail) procs() []string {
 
 func (j *jail) waitNoProcs() {
 	j.t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for len(j.procs()) > 0 {
 		if time.Now().After(deadline) {
 			j.t.Fatalf("processes are left: %v", j.procs())
@@ -234,16 +234,21 @@ func TestTreeKill(t *testing.T) {
 	const escape = "setsid sh -c 'sleep 1000 & sleep 1000' >/dev/null 2>&1 & (setsid sleep 1000 &) ; echo ready; sleep 1000"
 	cmd := as("", escape)
 	cmd.Timeout = 200 * time.Millisecond
-	if r, out, _ := run(t, j.client, cmd); !r.TimedOut || r.Signal != 9 || out != "ready\n" {
+	r, out, _ := run(t, j.client, cmd)
+	for out == "" && r.TimedOut && cmd.Timeout < time.Minute { // on a slow machine the shell gets no further
+		cmd.Timeout *= 5
+		r, out, _ = run(t, j.client, cmd)
+	}
+	if !r.TimedOut || r.Signal != 9 || out != "ready\n" {
 		t.Errorf("%+v %q", r, out)
 	}
 	j.waitNoProcs()
 	ctx := testContext(t)
 	m, err := j.client.Start(ctx, newID(), as("", escape))
 	must(t, err)
-	r := m.Output(1, 0, true)
-	defer r.Close()
-	if _, err = io.ReadFull(r, make([]byte, 6)); err != nil {
+	o := m.Output(1, 0, true)
+	defer o.Close()
+	if _, err = io.ReadFull(o, make([]byte, 6)); err != nil {
 		t.Fatalf("%v %+v", err, m.Result())
 	}
 	must(t, m.Kill(ctx, 0))
@@ -361,7 +366,7 @@ func TestLogWithoutAReader(t *testing.T) {
 		must(t, m.Wait(ctx))
 	}
 	provoke()
-	must(t, r.SetReadDeadline(time.Now().Add(10*time.Second)))
+	must(t, r.SetReadDeadline(time.Now().Add(time.Minute)))
 	buf := make([]byte, 1000)
 	if n, err := r.Read(buf); err != nil || !strings.Contains(string(buf[:n]), "kill by control group") {
 		t.Fatalf("the log says %q, %v", buf[:n], err)
@@ -481,8 +486,14 @@ func TestPrivateMemoryAtRest(t *testing.T) {
 				t.Fatalf("%+v", r)
 			}
 		}
-		time.Sleep(3 * time.Second) // at rest: aether gives memory back after a second
-		sizes = append(sizes, privateKiB(t, j.pid))
+		size := 0
+		for range 20 { // aether gives memory back after a second of rest, on a slow machine later
+			time.Sleep(3 * time.Second)
+			if size = privateKiB(t, j.pid); size <= limit {
+				break
+			}
+		}
+		sizes = append(sizes, size)
 	}
 	slices.Sort(sizes)
 	t.Logf("private memory of aether after 1000 commands: %v KiB", sizes)

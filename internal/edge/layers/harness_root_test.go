@@ -113,7 +113,7 @@ func open(t testing.TB, dir string, keep int) *Mounts {
 
 func closeMounts(t testing.TB, m *Mounts) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := m.Close(ctx); err != nil {
 		t.Fatal(err)

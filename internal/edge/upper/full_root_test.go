@@ -60,7 +60,7 @@ func smallDisk(t *testing.T) (data string, full, empty func()) {
 func lose(t *testing.T, p *Pool, dir string) {
 	t.Helper()
 	block := bytes.Repeat([]byte("y"), 1<<20)
-	for end := time.Now().Add(30 * time.Second); !p.readOnly(); {
+	for end := time.Now().Add(2 * time.Minute); !p.readOnly(); {
 		if time.Now().After(end) {
 			t.Fatal("the pool did not become read-only")
 		}

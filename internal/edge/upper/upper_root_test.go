@@ -64,7 +64,7 @@ func open(t testing.TB, dir string) *Pool {
 
 func closePool(t testing.TB, p *Pool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := p.Close(ctx); err != nil {
 		t.Fatal(err)
@@ -344,10 +344,10 @@ func TestCloseLeavesTheHostAsBefore(t *testing.T) {
 
 func waitFor(t testing.TB, cond func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !cond() {
 		if time.Now().After(deadline) {
-			t.Fatal("it did not happen within 20 s")
+			t.Fatal("it did not happen within a minute")
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

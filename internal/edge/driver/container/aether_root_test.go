@@ -32,7 +32,7 @@ func TestRootRealAether(t *testing.T) {
 	must(t, os.WriteFile(score, []byte("7"), 0))
 	h := b.start()
 	must(t, os.WriteFile(score, []byte("0"), 0))
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	client, err := guest.Connect(ctx, guest.Options{
 		ID: h.ID, Key: make([]byte, 32), OutputDir: filepath.Join(b.dir, "output"), Log: b.opts.Log,
@@ -42,7 +42,7 @@ func TestRootRealAether(t *testing.T) {
 	defer client.Close()
 	sh := func(id, script string) string {
 		t.Helper()
-		m, err := client.Start(ctx, id, sandbox.Command{Shell: script, User: "root", Cwd: "/", Timeout: 10 * time.Second})
+		m, err := client.Start(ctx, id, sandbox.Command{Shell: script, User: "root", Cwd: "/", Timeout: time.Minute})
 		must(t, err)
 		must(t, m.Wait(ctx))
 		return string(m.Head(1, 1<<16)) + string(m.Head(2, 1<<16))

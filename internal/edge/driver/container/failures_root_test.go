@@ -69,7 +69,7 @@ func children(t testing.TB) int {
 // settle waits until namespaces that are made ahead are made.
 func (b *bench) settle() {
 	b.t.Helper()
-	for range 500 {
+	for range 6000 {
 		b.driver.ranges.mu.Lock()
 		done := len(b.driver.ranges.ready) >= readyRanges/2 && len(b.driver.ranges.making) == 0
 		b.driver.ranges.mu.Unlock()

@@ -177,7 +177,7 @@ func (b *bench) specFor(id sandbox.ID) driver.Spec {
 // cleanup removes what spec made.
 func (b *bench) cleanup(id sandbox.ID) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	must(b.t, b.tree.Remove(ctx, id))
 	must(b.t, b.slots.Release(ctx, id))
@@ -205,7 +205,7 @@ func (b *bench) startSpec(spec driver.Spec) driver.Handle {
 
 func (b *bench) destroy(h driver.Handle) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	must(b.t, b.driver.Stop(ctx, h))
 	must(b.t, b.driver.Destroy(ctx, h))
@@ -228,7 +228,7 @@ func (b *bench) ask(h driver.Handle, r request) string {
 }
 
 func (b *bench) tryAsk(h driver.Handle, r request) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	conn, err := b.driver.DialGuest(ctx, h)
 	if err != nil {
@@ -239,7 +239,7 @@ func (b *bench) tryAsk(h driver.Handle, r request) (string, error) {
 }
 
 func roundTrip(conn net.Conn, r request) (string, error) {
-	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		return "", err
 	}
 	if err := json.NewEncoder(conn).Encode(r); err != nil {

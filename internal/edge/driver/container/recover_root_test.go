@@ -142,7 +142,7 @@ func (b *bench) checkRecovered(h driver.Handle, point string) {
 func (b *bench) expectEmptySoon(id sandbox.ID, point string) {
 	b.t.Helper()
 	var pids []int
-	for range 200 {
+	for range 6000 {
 		var err error
 		pids, err = b.tree.Pids(id)
 		must(b.t, err)

@@ -34,7 +34,7 @@ type Harness struct {
 	Edge    sandbox.EdgeCode
 }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // Run runs the suite.
 func Run(t *testing.T, h Harness) {
