@@ -45,6 +45,10 @@ const (
 	Code_CODE_IO             Code = 14
 	Code_CODE_INTERNAL       Code = 15
 	Code_CODE_DIGEST         Code = 16 // size or digest differ from what was announced
+	Code_CODE_UNSAFE_ENTRY   Code = 32 // of an archive: it would leave the directory, or lead through a link
+	Code_CODE_BAD_ARCHIVE    Code = 33 // not an archive, a truncated one, or one with what is not understood
+	Code_CODE_NOT_EMPTY      Code = 34 // a directory
+	Code_CODE_CHANGED        Code = 35 // a file became shorter while it was read
 	Code_CODE_NO_TERMINALS   Code = 17 // all of the sandbox's PTYs are taken
 )
 
@@ -68,6 +72,10 @@ var (
 		14: "CODE_IO",
 		15: "CODE_INTERNAL",
 		16: "CODE_DIGEST",
+		32: "CODE_UNSAFE_ENTRY",
+		33: "CODE_BAD_ARCHIVE",
+		34: "CODE_NOT_EMPTY",
+		35: "CODE_CHANGED",
 		17: "CODE_NO_TERMINALS",
 	}
 	Code_value = map[string]int32{
@@ -88,6 +96,10 @@ var (
 		"CODE_IO":             14,
 		"CODE_INTERNAL":       15,
 		"CODE_DIGEST":         16,
+		"CODE_UNSAFE_ENTRY":   32,
+		"CODE_BAD_ARCHIVE":    33,
+		"CODE_NOT_EMPTY":      34,
+		"CODE_CHANGED":        35,
 		"CODE_NO_TERMINALS":   17,
 	}
 )
@@ -1706,6 +1718,10 @@ type Done struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Entries       uint64                 `protobuf:"varint,1,opt,name=entries,proto3" json:"entries,omitempty"` // of an archive
 	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Skipped       uint64                 `protobuf:"varint,3,opt,name=skipped,proto3" json:"skipped,omitempty"`                         // devices, sockets, and what is below the mounts of /proc and the like: not part of it
+	Changed       uint64                 `protobuf:"varint,4,opt,name=changed,proto3" json:"changed,omitempty"`                         // files that changed while they were read, and became no shorter
+	SplitLinks    uint64                 `protobuf:"varint,5,opt,name=split_links,json=splitLinks,proto3" json:"split_links,omitempty"` // other names of files that were packed as files of their own: too many to remember
+	Problem       *Error                 `protobuf:"bytes,6,opt,name=problem,proto3" json:"problem,omitempty"`                          // the first entry that is left out or not right; the archive is whole but for it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1752,6 +1768,34 @@ func (x *Done) GetBytes() uint64 {
 		return x.Bytes
 	}
 	return 0
+}
+
+func (x *Done) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+func (x *Done) GetChanged() uint64 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
+
+func (x *Done) GetSplitLinks() uint64 {
+	if x != nil {
+		return x.SplitLinks
+	}
+	return 0
+}
+
+func (x *Done) GetProblem() *Error {
+	if x != nil {
+		return x.Problem
+	}
+	return nil
 }
 
 // Dial connects to a TCP port as a program inside would.
@@ -2915,6 +2959,7 @@ type WriteArchive struct {
 	KeepOwners     bool                   `protobuf:"varint,3,opt,name=keep_owners,json=keepOwners,proto3" json:"keep_owners,omitempty"`
 	MakeParents    bool                   `protobuf:"varint,4,opt,name=make_parents,json=makeParents,proto3" json:"make_parents,omitempty"`
 	NoReplaceTypes bool                   `protobuf:"varint,5,opt,name=no_replace_types,json=noReplaceTypes,proto3" json:"no_replace_types,omitempty"` // refuse to replace a directory by another thing, and the reverse
+	Now            bool                   `protobuf:"varint,6,opt,name=now,proto3" json:"now,omitempty"`                                               // times are those of the unpacking, not the archive's
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2980,6 +3025,13 @@ func (x *WriteArchive) GetMakeParents() bool {
 func (x *WriteArchive) GetNoReplaceTypes() bool {
 	if x != nil {
 		return x.NoReplaceTypes
+	}
+	return false
+}
+
+func (x *WriteArchive) GetNow() bool {
+	if x != nil {
+		return x.Now
 	}
 	return false
 }
@@ -3461,10 +3513,15 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\rwrite_archive\x18\x05 \x01(\v2\x17.aether.v1.WriteArchiveH\x00R\fwriteArchiveB\x06\n" +
 	"\x04open\" \n" +
 	"\x06Opened\x12\x16\n" +
-	"\x06window\x18\x01 \x01(\rR\x06window\"6\n" +
+	"\x06window\x18\x01 \x01(\rR\x06window\"\xb7\x01\n" +
 	"\x04Done\x12\x18\n" +
 	"\aentries\x18\x01 \x01(\x04R\aentries\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"M\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\askipped\x18\x03 \x01(\x04R\askipped\x12\x18\n" +
+	"\achanged\x18\x04 \x01(\x04R\achanged\x12\x1f\n" +
+	"\vsplit_links\x18\x05 \x01(\x04R\n" +
+	"splitLinks\x12*\n" +
+	"\aproblem\x18\x06 \x01(\v2\x10.aether.v1.ErrorR\aproblem\"M\n" +
 	"\x04Dial\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -3553,14 +3610,15 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\vReadArchive\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
-	"\acontent\x18\x03 \x01(\bR\acontent\"\xa4\x01\n" +
+	"\acontent\x18\x03 \x01(\bR\acontent\"\xb6\x01\n" +
 	"\fWriteArchive\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x1f\n" +
 	"\vkeep_owners\x18\x03 \x01(\bR\n" +
 	"keepOwners\x12!\n" +
 	"\fmake_parents\x18\x04 \x01(\bR\vmakeParents\x12(\n" +
-	"\x10no_replace_types\x18\x05 \x01(\bR\x0enoReplaceTypes\"\x0f\n" +
+	"\x10no_replace_types\x18\x05 \x01(\bR\x0enoReplaceTypes\x12\x10\n" +
+	"\x03now\x18\x06 \x01(\bR\x03now\"\x0f\n" +
 	"\rListProcesses\"\xa1\x02\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x16\n" +
@@ -3588,7 +3646,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x03env\x18\x03 \x03(\tR\x03env\x12\x16\n" +
 	"\x06cgroup\x18\x04 \x01(\tR\x06cgroup\x12\x19\n" +
 	"\bv1_tasks\x18\x05 \x01(\rR\av1Tasks\x12\x12\n" +
-	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\xe9\x02\n" +
+	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\xbc\x03\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x12\n" +
@@ -3608,6 +3666,10 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\aCODE_IO\x10\x0e\x12\x11\n" +
 	"\rCODE_INTERNAL\x10\x0f\x12\x0f\n" +
 	"\vCODE_DIGEST\x10\x10\x12\x15\n" +
+	"\x11CODE_UNSAFE_ENTRY\x10 \x12\x14\n" +
+	"\x10CODE_BAD_ARCHIVE\x10!\x12\x12\n" +
+	"\x0eCODE_NOT_EMPTY\x10\"\x12\x10\n" +
+	"\fCODE_CHANGED\x10#\x12\x15\n" +
 	"\x11CODE_NO_TERMINALS\x10\x11*\xdd\x01\n" +
 	"\n" +
 	"ChangeKind\x12\x1b\n" +
@@ -3702,19 +3764,20 @@ var file_aether_v1_aether_proto_depIdxs = []int32{
 	32, // 18: aether.v1.Open.watch_files:type_name -> aether.v1.WatchFiles
 	37, // 19: aether.v1.Open.read_archive:type_name -> aether.v1.ReadArchive
 	38, // 20: aether.v1.Open.write_archive:type_name -> aether.v1.WriteArchive
-	25, // 21: aether.v1.Sessions.sessions:type_name -> aether.v1.Session
-	30, // 22: aether.v1.StatResults.results:type_name -> aether.v1.StatResult
-	27, // 23: aether.v1.StatResult.file:type_name -> aether.v1.FileEntry
-	10, // 24: aether.v1.StatResult.error:type_name -> aether.v1.Error
-	35, // 25: aether.v1.ChangeFiles.changes:type_name -> aether.v1.Change
-	1,  // 26: aether.v1.Change.kind:type_name -> aether.v1.ChangeKind
-	10, // 27: aether.v1.ChangeResult.error:type_name -> aether.v1.Error
-	40, // 28: aether.v1.Processes.processes:type_name -> aether.v1.Process
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	10, // 21: aether.v1.Done.problem:type_name -> aether.v1.Error
+	25, // 22: aether.v1.Sessions.sessions:type_name -> aether.v1.Session
+	30, // 23: aether.v1.StatResults.results:type_name -> aether.v1.StatResult
+	27, // 24: aether.v1.StatResult.file:type_name -> aether.v1.FileEntry
+	10, // 25: aether.v1.StatResult.error:type_name -> aether.v1.Error
+	35, // 26: aether.v1.ChangeFiles.changes:type_name -> aether.v1.Change
+	1,  // 27: aether.v1.Change.kind:type_name -> aether.v1.ChangeKind
+	10, // 28: aether.v1.ChangeResult.error:type_name -> aether.v1.Error
+	40, // 29: aether.v1.Processes.processes:type_name -> aether.v1.Process
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_aether_v1_aether_proto_init() }
