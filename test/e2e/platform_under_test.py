@@ -31,7 +31,7 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def wait_for(what: str, check: Callable[[], object], seconds: float = 30) -> object:
+def wait_for(what: str, check: Callable[[], object], seconds: float = 60) -> object:
     """Polls until check returns something true, and returns it."""
     deadline = time.monotonic() + seconds
     while True:
@@ -75,7 +75,7 @@ class Platform:
                 [*map(str, command), *self.flags],
                 env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        wait_for("the platform is ready", self._ready, 60)
+        wait_for("the platform is ready", self._ready, 120)
 
     def _ready(self) -> bool:
         assert self.up is not None
@@ -135,7 +135,7 @@ class Platform:
             done = self.dsec("down", "--purge", "--data-dir", self.data, "--run-dir", self.run, check=False, timeout=120)
             assert done.returncode == 0, f"{done.stderr}{self.log()[-3000:]}\nit is left in {self.base} and {self.run}"
             if self.up is not None:
-                assert self.up.wait(10) == 0, self.log()[-3000:]
+                assert self.up.wait(60) == 0, self.log()[-3000:]
         finally:
             if self.up is not None and self.up.poll() is None:
                 self.up.kill()
@@ -162,13 +162,13 @@ class Platform:
             return not left
 
         try:
-            wait_for("the host is as before", clean, 20)
+            wait_for("the host is as before", clean)
         except AssertionError as e:
             raise AssertionError(f"{e}:\n" + "\n".join(sorted(left))) from None
 
     # ---- clients
 
-    def dsec(self, *args: object, check: bool = True, timeout: float = 60, text: bool = True, **more: object) -> subprocess.CompletedProcess:
+    def dsec(self, *args: object, check: bool = True, timeout: float = 120, text: bool = True, **more: object) -> subprocess.CompletedProcess:
         if "input" not in more:
             more.setdefault("stdin", subprocess.DEVNULL)
         command = [str(BIN / "dsec"), *map(str, args)]
@@ -183,7 +183,7 @@ class Platform:
     def client(self) -> DSecClient:
         return DSecClient(self.url, self.key())
 
-    def call(self, method: str, request: Mapping[str, object], *, timeout: float = 30) -> tuple[int, dict]:
+    def call(self, method: str, request: Mapping[str, object], *, timeout: float = 120) -> tuple[int, dict]:
         """One raw request to the public API: the status and the answer's JSON. For what the SDK hides or mends."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:

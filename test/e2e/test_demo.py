@@ -17,7 +17,7 @@ from platform_under_test import ROOT, Platform
 def test_demo(platform: Platform, count: int) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples/demo.py"), "--count", str(count)],
-        check=False, env=platform.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60 + 12 * count,
+        check=False, env=platform.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240 + 12 * count,
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 0, said

@@ -63,7 +63,7 @@ def test_quickstart_twice_and_stop(here: Platform) -> None:
     tries = [line.strip().removeprefix("bin/dsec ") for line in said.splitlines() if line.startswith("  bin/dsec ")]
     assert len(tries) == 3, said
     for line in tries:
-        done = subprocess.run(f"{BIN}/dsec {line}", shell=True, check=False, env=here.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(f"{BIN}/dsec {line}", shell=True, check=False, env=here.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0 and done.stdout, (line, done)
 
     again = script(here, "quickstart.sh")

@@ -28,7 +28,7 @@ def still_works(platform: Platform) -> Iterator[None]:
     assert platform.dsec("run", "--rm", IMAGE, "echo", "well").stdout == "well\n"
 
 
-def connect(platform: Platform, timeout: float = 30) -> socket.socket:
+def connect(platform: Platform, timeout: float = 60) -> socket.socket:
     return socket.create_connection(("127.0.0.1", platform.port), timeout=timeout)
 
 
@@ -91,7 +91,7 @@ def test_head_is_bounded(platform: Platform) -> None:
 
 
 def test_slow_head_is_cut_off(platform: Platform) -> None:
-    with connect(platform, timeout=60) as s:
+    with connect(platform, timeout=120) as s:
         s.sendall(b"POST / HTTP/1.1\r\nHost: ")
         assert status(until_closed(s)) in (0, 408)  # the time-out of the socket is the bound
 
@@ -102,7 +102,7 @@ def test_head_byte_by_byte_is_cut_off(platform: Platform) -> None:
     with connect(platform) as s:
         s.sendall(b"POST / HTTP/1.1\r\nX-Slow: ")
         s.settimeout(0.25)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
                 s.sendall(b"x")
@@ -153,7 +153,7 @@ def test_deep_json(platform: Platform) -> None:
 def chunked(platform: Platform, path: str, body: bytes) -> tuple[int, bytes]:
     """A request that does not say how long it is."""
     pieces = (body[i : i + 65536] for i in range(0, len(body), 65536))
-    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=60)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {platform.key()}"}
     try:
         try:
@@ -183,7 +183,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 def ask(platform: Platform, method: str, path: str, authorization: str | None, body: bytes = b"{}") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=60)
     try:
         headers = {"Content-Type": "application/json"} | ({} if authorization is None else {"Authorization": authorization})
         connection.request(method, path, body, headers)
@@ -243,11 +243,11 @@ def test_sockets_are_out_of_reach_of_other_users(platform: Platform) -> None:
             "            print(type(e).__name__, path)\n"
         )
         for who in ([], ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]):
-            done = subprocess.run([*who, "/usr/bin/python3", "-c", attempt, *map(str, sockets)], capture_output=True, text=True, check=True, cwd="/", timeout=30)
+            done = subprocess.run([*who, "/usr/bin/python3", "-c", attempt, *map(str, sockets)], capture_output=True, text=True, check=True, cwd="/", timeout=60)
             said = {line.split()[0] for line in done.stdout.splitlines()}
             # As root they are reached: it is the same attempt, and it works.
             assert said == {"PermissionError"} if who else "reached" in said, done.stdout
-        done = subprocess.run(["setpriv", "--reuid", "65534", "--clear-groups", "ls", str(platform.run), str(platform.data)], capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(["setpriv", "--reuid", "65534", "--clear-groups", "ls", str(platform.run), str(platform.data)], capture_output=True, text=True, check=False, timeout=60)
         assert done.stdout == "" and done.returncode != 0, done
         abstract = [line for line in Path("/proc/net/unix").read_text().splitlines() if "@" in line and any(n in line for n in platform.names())]
         assert abstract == []  # no file mode guards those

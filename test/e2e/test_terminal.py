@@ -47,13 +47,13 @@ class Terminal:
         self.screen += new
         return bool(new)
 
-    def expect(self, text: bytes, seconds: float = 30) -> None:
+    def expect(self, text: bytes, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while text not in self.screen:
             assert time.monotonic() < deadline, f"no {text!r} on the screen: {self.screen!r}"
             assert self.read(0.1) or text in self.screen, f"it ended without {text!r}: {self.screen!r}"
 
-    def end(self, seconds: float = 30) -> int:
+    def end(self, seconds: float = 60) -> int:
         """Waits for its end; the exit code."""
         deadline = time.monotonic() + seconds
         while self.read(0.1):

@@ -10,7 +10,7 @@ from libdsec import CommandResult, DSecError, State
 from libdsec.sync import Command, Sandbox
 
 ATTACKS = "/opt/attacks"
-PATIENCE = 30.0  # seconds; nothing is asserted about time, this only bounds a failure
+PATIENCE = 90.0  # seconds; nothing is asserted about time, this only bounds a failure
 
 
 class Box:

@@ -14,7 +14,7 @@ ROUTES = ["/v1/sandboxes/{}/files?path=/etc/hostname", "/v1/sandboxes/{}/command
 
 
 def get(platform: Platform, target: str, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=60)
     try:
         connection.request("GET", target, headers={k.replace("_", "-"): v for k, v in headers.items()})
         answer = connection.getresponse()
@@ -25,7 +25,7 @@ def get(platform: Platform, target: str, **headers: str) -> tuple[int, bytes]:
 
 def raw(platform: Platform, request: bytes) -> bytes:
     """What comes back for these bytes until the server hangs up."""
-    with socket.create_connection(("127.0.0.1", platform.port), timeout=10) as s:
+    with socket.create_connection(("127.0.0.1", platform.port), timeout=60) as s:
         s.sendall(request)
         s.shutdown(socket.SHUT_WR)
         answer = b""
