@@ -63,17 +63,17 @@ lint: venv ## formatting, vet, types, drift of generated code
 
 test: lint test-unit test-root test-e2e ## every tier
 
-# Above the budgets, for slower machines: what passes this hangs. An interrupt, so that platforms end in order and pytest
+# These and Go's -timeout are above the budgets, for slower machines: what passes them hangs. An interrupt, so that platforms end in order and pytest
 # says where it was.
 bound = timeout --foreground --signal=INT --kill-after=3m $(1)
 
 # The unit tier runs without any capability, so that a test which needs one shows.
 test-unit: build venv ## no privileges, with the race detector; 4 min
-	CGO_ENABLED=1 $(GO) run ./test/gotest -race -timeout 4m -exec '$(CURDIR)/scripts/unprivileged.sh' ./...
-	cd sdk/python && PYTHONPATH=../../test $(call bound,5m) ../../$(VENV)/bin/python -m pytest -q -p no_skips
+	CGO_ENABLED=1 $(GO) run ./test/gotest -race -timeout 20m -exec '$(CURDIR)/scripts/unprivileged.sh' ./...
+	cd sdk/python && PYTHONPATH=../../test $(call bound,20m) ../../$(VENV)/bin/python -m pytest -q -p no_skips
 
 test-root: build deps-test ## needs root and this kernel; 8 min
-	$(GO) run ./test/gotest -tags rootful -p 1 -timeout 8m -run "$$(scripts/root-tests.sh names)" $$(scripts/root-tests.sh packages)
+	$(GO) run ./test/gotest -tags rootful -p 1 -timeout 20m -run "$$(scripts/root-tests.sh names)" $$(scripts/root-tests.sh packages)
 
 test-e2e: build venv ## through the SDK and real daemons; 8 min
 	DSEC_BIN=$(CURDIR)/$(BIN) $(call bound,45m) $(VENV)/bin/python -m pytest -q test/e2e test/hostile -m "not long"
