@@ -63,8 +63,8 @@ lint: venv ## formatting, vet, types, drift of generated code
 
 test: lint test-unit test-root test-e2e ## every tier
 
-# These and Go's -timeout are above the budgets, for slower machines: what passes them hangs. An interrupt, so that platforms end in order and pytest
-# says where it was.
+# Above the budgets, as Go's -timeout is, for slower machines: what passes this hangs. An interrupt, so that platforms end in
+# order and pytest says where it was.
 bound = timeout --foreground --signal=INT --kill-after=3m $(1)
 
 # The unit tier runs without any capability, so that a test which needs one shows.
