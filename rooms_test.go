@@ -72,6 +72,8 @@ func TestRooms(t *testing.T) {
 		{"dsec/internal/image", []string{"dsec/internal/edge", "dsec/internal/control"}, nil, true,
 			"image emits data and imports neither edge nor control"},
 		{"dsec/internal/rootfs", []string{"dsec/internal"}, nil, true, "rootfs is plain data"},
+		{"dsec/client", []string{"dsec/internal/edge", "dsec/internal/control", "dsec/internal/linux", "dsec/cmd"}, nil, false,
+			"the client is any other program's too: it knows the platform by its public API, and builds on any OS"},
 		{"dsec/internal/aether", []string{"google.golang.org/grpc", "net/http", "database/sql", "dsec/internal/edge", "dsec/internal/control", "expvar", "runtime/pprof"}, nil, false,
 			"aether is one of thousands and runs beside hostile code"},
 		{"dsec/cmd/aether", []string{"google.golang.org/grpc", "net/http", "database/sql", "dsec/internal/edge", "dsec/internal/control", "expvar", "runtime/pprof"}, nil, false,
@@ -259,10 +261,21 @@ func TestThreeFilesNameConcreteParts(t *testing.T) {
 	}
 }
 
+// What a user types goes through the client, so that whatever dsec can do, any program can.
+func TestCommandLineGoesThroughTheClient(t *testing.T) {
+	for _, s := range sources(t, "cmd/dsec") {
+		for p := range s.imports() {
+			if !strings.HasSuffix(s.path, "_test.go") && (under(p, "dsec/api/dsec/v1/dsecv1connect") || under(p, "connectrpc.com/connect")) {
+				t.Errorf("%s imports %s: the user's commands call the platform through dsec/client alone", s.path, p)
+			}
+		}
+	}
+}
+
 // The control plane may be moved off the nodes, and its tests run on a laptop.
 func TestControlBuildsOnAnyOS(t *testing.T) {
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), "go", "vet", "./sandbox/...", "./internal/control/...", "./internal/config/...")
+	cmd := exec.CommandContext(t.Context(), "go", "vet", "./sandbox/...", "./client/...", "./internal/control/...", "./internal/config/...")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=darwin")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)

@@ -131,6 +131,9 @@ func newTransport(u *url.URL) *http.Transport {
 // URL is where the platform is.
 func (c *Client) URL() string { return c.o.URL }
 
+// Describe is where the platform is and, in brackets, who said so.
+func (c *Client) Describe() string { return c.o.URL + c.from("") }
+
 // Answered reports whether the platform has answered anything yet.
 func (c *Client) Answered() bool { return c.answered.Load() }
 

@@ -185,7 +185,7 @@ func (r *File) Close() error {
 
 // WriteOptions say how a file is written.
 type WriteOptions struct {
-	Mode      fs.FileMode // permission bits; 0 = 0644
+	Mode      fs.FileMode // permission bits, others are ignored; 0 = 0644, fs.ModeIrregular alone = 0000
 	Parents   bool        // make missing directories
 	Exclusive bool        // refuse to replace
 	Progress  func(sent int64)

@@ -4,49 +4,52 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/sandbox"
 )
 
 const (
-	// pollWait is how long one request waits for the end of a command, in seconds: short enough for a vanished
-	// connection to be noticed.
-	pollWait = 20
-	// captureLimit is how much of a stream --json prints, in bytes: the most that the API inlines.
-	captureLimit = 1 << 20
 	// killLimit bounds ending a command after an interrupt.
 	killLimit = 10 * time.Second
+	// killDelay is between attempts to kill a command that may not have been started yet.
+	killDelay = 100 * time.Millisecond
 )
 
 // An attachment is one command that we start and stay with until it ends.
 type attachment struct {
 	*console
-	cl        *client
-	sandboxID string
-	commandID string
-	command   *dsecv1.Command
-	capture   bool // collect the output in the result instead of passing it on
+	sb      *client.Sandbox
+	command *client.Command
+	what    *dsecv1.Command
+	capture bool // collect the output in the result instead of passing it on
+}
+
+func (c *console) attach(sb *client.Sandbox, what *dsecv1.Command, capture bool) *attachment {
+	return &attachment{console: c, sb: sb, command: sb.Command(client.NewKey()), what: what, capture: capture}
+}
+
+func (a *attachment) start(ctx context.Context) error {
+	k, err := a.sb.StartWithID(ctx, a.what, a.command.ID)
+	if err == nil {
+		a.command = k
+	}
+	return err
 }
 
 // run starts the command, passes input and output through, and returns its result. If ctx ends, or nobody reads our output
 // any more, the command and all that it started are killed.
 func (a *attachment) run(ctx context.Context) (*dsecv1.CommandResult, error) {
-	started := false
-	res, err := invoke(ctx, a.cl, a.cl.sandboxes.Exec, &dsecv1.ExecRequest{
-		SandboxId: a.sandboxID, CommandId: a.commandID, Command: a.command, InlineLimit: 1,
-	})
+	err := a.start(ctx)
+	started := err == nil
 	var result *dsecv1.CommandResult
-	if err == nil {
-		started = true
-		result = res.GetResult()
-		if id := result.GetCommandId(); id != "" {
-			a.commandID = id
-		}
-		result, err = a.follow(ctx, result)
+	if started {
+		result, err = a.follow(ctx)
 	}
 	if err != nil && (ctx.Err() != nil || started || sandbox.ClassOf(err) == sandbox.Unavailable) {
 		a.kill(started)
@@ -58,97 +61,50 @@ func (a *attachment) run(ctx context.Context) (*dsecv1.CommandResult, error) {
 }
 
 // follow stays with a command that has been started.
-func (a *attachment) follow(ctx context.Context, result *dsecv1.CommandResult) (*dsecv1.CommandResult, error) {
+func (a *attachment) follow(ctx context.Context) (result *dsecv1.CommandResult, err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	ended := make(chan struct{})
-	stdout := a.stream("stdout")
-	stderr := a.stream("stderr")
-	if a.command.GetStdinFollows() {
+	if a.what.GetStdinFollows() {
 		g.Go(func() error { return a.feed(gctx, ended) })
 	}
-	g.Go(func() error {
+	g.Go(func() (err error) {
 		defer close(ended)
 		if !a.capture {
-			streams, sctx := errgroup.WithContext(gctx)
-			streams.Go(func() error { return a.copyAll(sctx, stdout, true) })
-			streams.Go(func() error { return a.copyAll(sctx, stderr, true) })
-			if err := streams.Wait(); err != nil {
+			if err := a.copyStreams(gctx); err != nil {
 				return err
 			}
 		}
-		var err error
-		result, err = a.awaitEnd(gctx)
+		result, err = a.command.Wait(gctx)
 		return err
 	})
-	if err := g.Wait(); err != nil {
-		return nil, err
+	if err := g.Wait(); err != nil || !a.capture {
+		return result, err
 	}
-	if a.capture {
-		return result, nil
-	}
-	// A stream that something between closed early looks like one that ended. The sizes tell.
-	return result, errors.Join(a.complete(ctx, stdout, result.GetStdout()), a.complete(ctx, stderr, result.GetStderr()))
+	return a.command.Get(ctx, 0, client.CaptureLimit)
 }
 
-func (a *attachment) stream(name string) *outputStream {
-	s := &outputStream{sandboxID: a.sandboxID, commandID: a.commandID, name: name, to: a.stdout}
-	if name == "stderr" {
-		s.to = a.stderr
+func (a *attachment) copyStreams(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	for _, name := range []string{client.Stdout, client.Stderr} {
+		g.Go(func() error { return a.copyOutput(gctx, a.command, name, client.OutputOptions{Follow: true}) })
 	}
-	return s
+	return g.Wait()
 }
 
-// awaitEnd waits until the command has ended.
-func (a *attachment) awaitEnd(ctx context.Context) (*dsecv1.CommandResult, error) {
-	for {
-		res, err := a.get(ctx, pollWait)
-		if err != nil {
-			return nil, err
-		}
-		if !res.GetRunning() {
-			return res, nil
-		}
+// copyOutput copies a stream of a command to our own of that name. Of an output over the platform's cap the middle is
+// dropped: that is said, and the copy goes on at what is kept of the end.
+func (c *console) copyOutput(ctx context.Context, k *client.Command, name string, o client.OutputOptions) error {
+	to := c.stdout
+	if name == client.Stderr {
+		to = c.stderr
 	}
-}
-
-func (a *attachment) get(ctx context.Context, wait float64) (*dsecv1.CommandResult, error) {
-	limit := int32(1)
-	if a.capture {
-		limit = captureLimit
+	o.Gap = func(missing int64) {
+		c.say("%d bytes of %s are missing here: of a long output only the beginning and the end are kept", missing, name)
 	}
-	res, err := invoke(ctx, a.cl, a.cl.sandboxes.GetCommand, &dsecv1.GetCommandRequest{
-		SandboxId: a.sandboxID, CommandId: a.commandID, WaitSeconds: wait, InlineLimit: limit,
-	})
-	return res.GetResult(), err
-}
-
-// copyAll copies a stream. Of an output over the platform's cap the middle is dropped: that is said, and the copy goes on at
-// what is kept of the end.
-func (a *attachment) copyAll(ctx context.Context, s *outputStream, follow bool) error {
-	for {
-		err := s.copy(ctx, a.cl, follow)
-		next, dropped := droppedUntil(err)
-		if !dropped || next <= s.offset {
-			return err
-		}
-		a.say("%d bytes of %s are missing here: of a long output only the beginning and the end are kept", next-s.offset, s.name)
-		s.offset = next
-	}
-}
-
-// complete fetches what a stream lacks of its size.
-func (a *attachment) complete(ctx context.Context, s *outputStream, out *dsecv1.Output) error {
-	if s.offset >= out.GetSize() {
-		return nil
-	}
-	if err := a.copyAll(ctx, s, false); err != nil {
-		return err
-	}
-	if s.offset < out.GetSize() {
-		return sandbox.Errorf(sandbox.DataLoss, "output_incomplete",
-			"%d of %d bytes of the command's %s could not be had; `dsec logs` may still have them", out.GetSize()-s.offset, out.GetSize(), s.name)
-	}
-	return nil
+	out := k.Output(ctx, name, o)
+	defer out.Close()
+	_, err := io.Copy(to, out)
+	return err
 }
 
 // kill ends the command. If it may not have been started yet, it is tried again for a while: the request that starts it
@@ -157,16 +113,88 @@ func (a *attachment) kill(started bool) {
 	ctx, cancel := a.cleanup(killLimit)
 	defer cancel()
 	for attempt := 0; ; attempt++ {
-		_, err := invokeOnce(ctx, a.cl, a.cl.sandboxes.KillCommand, &dsecv1.KillCommandRequest{SandboxId: a.sandboxID, CommandId: a.commandID})
+		err := a.command.KillOnce(ctx, 0)
 		if err == nil {
 			return
 		}
 		if sandbox.ClassOf(err) != sandbox.NotFound {
-			a.say("the command could not be killed: %s; it ends with the sandbox: `dsec rm %s`", userMessage(err), a.sandboxID)
+			a.say("the command could not be killed: %s; it ends with the sandbox: `dsec rm %s`", userMessage(err), a.sb.ID)
 			return
 		}
-		if started || attempt == 3 || a.cl.sleep(ctx, firstDelay) != nil {
+		if started || attempt == 3 || a.pause(ctx, killDelay) != nil {
 			return // it has ended, or never began
+		}
+	}
+}
+
+// feed passes our standard input to the command until it ends. A command that does not want its input ends the feed, not
+// the attachment.
+//
+// The goroutine that reads our standard input is not waited for: a read of a terminal cannot be interrupted.
+func (a *attachment) feed(ctx context.Context, ended <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() { // ends the request that waits for a command which has ended
+		select {
+		case <-ended:
+			cancel()
+		case <-stop:
+		}
+	}()
+	pieces := make(chan piece)
+	go readPieces(ctx, a.stdin, pieces)
+	in := a.command.Stdin(ctx, 0)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil // whoever ended it says why
+		case p := <-pieces:
+			closing := p.err != nil
+			if closing && !errors.Is(p.err, io.EOF) {
+				// Before it is closed: a command that ends at once cancels us, and nobody would hear of it.
+				a.say("reading standard input: %s; the command sees its end here", p.err)
+			}
+			var err error
+			if closing {
+				err = in.Finish(p.data)
+			} else {
+				_, err = in.Write(p.data)
+			}
+			switch {
+			case ctx.Err() != nil || client.RefusesInput(err):
+				return nil
+			case err != nil:
+				return err
+			case closing:
+				return nil
+			}
+		}
+	}
+}
+
+// A piece is what one read of our standard input gave.
+type piece struct {
+	data []byte
+	err  error // io.EOF at the end
+}
+
+// readPieces reads r to its end or until ctx ends.
+func readPieces(ctx context.Context, r io.Reader, to chan<- piece) {
+	for {
+		buf := make([]byte, client.StdinChunk)
+		n, err := r.Read(buf)
+		if n == 0 && err == nil {
+			continue
+		}
+		select {
+		case to <- piece{buf[:n], err}:
+		case <-ctx.Done():
+			return
+		}
+		if err != nil {
+			return
 		}
 	}
 }
@@ -176,8 +204,10 @@ func (a *attachment) outcome(ctx context.Context, r *dsecv1.CommandResult) error
 	switch {
 	case r.GetOomKilled():
 		a.say("the command was killed because it ran out of memory; give the sandbox more with --memory")
+	case r.GetTimedOut() && r.GetNoOutput():
+		a.say("the command was killed because it had written nothing for %v", seconds(a.what.GetNoOutputTimeoutSeconds()))
 	case r.GetTimedOut():
-		a.say("the command was killed after its time-out of %v", time.Duration(a.command.GetTimeoutSeconds()*float64(time.Second)))
+		a.say("the command was killed after its time-out of %v", seconds(a.what.GetTimeoutSeconds()))
 	case r.GetKilled():
 		a.say("%s", a.whyKilled(ctx))
 	}
@@ -190,11 +220,13 @@ func (a *attachment) outcome(ctx context.Context, r *dsecv1.CommandResult) error
 	return nil
 }
 
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
 // whyKilled asks for the fate of the sandbox.
 func (a *attachment) whyKilled(ctx context.Context) string {
-	res, err := invokeOnce(ctx, a.cl, a.cl.sandboxes.GetSandbox, &dsecv1.GetSandboxRequest{Id: a.sandboxID})
-	if err != nil || res.GetSandbox().GetState() == dsecv1.State_STATE_READY {
+	sb, err := a.sb.Get(ctx)
+	if err != nil || sb.GetState() == dsecv1.State_STATE_READY {
 		return "the command was killed by a request"
 	}
-	return fmt.Sprintf("the command was killed because the sandbox is %s", stateText(res.GetSandbox()))
+	return fmt.Sprintf("the command was killed because the sandbox is %s", stateText(sb))
 }

@@ -44,12 +44,25 @@ type console struct {
 	getenv         func(string) string
 	forced         context.Context // ends when the user insists (a second Ctrl-C); nil = never
 	now            func() time.Time
-	sleep          func(context.Context, time.Duration) error // between attempts to reach the platform
+	sleep          func(context.Context, time.Duration) error // between attempts to reach the platform; nil = as long as it takes
 }
 
 // newConsole makes a console whose stderr several goroutines may use.
 func newConsole(stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) *console {
-	return &console{stdin: stdin, stdout: stdout, stderr: &lockedWriter{to: stderr}, getenv: getenv, now: time.Now, sleep: sleep}
+	return &console{stdin: stdin, stdout: stdout, stderr: &lockedWriter{to: stderr}, getenv: getenv, now: time.Now}
+}
+
+// pause waits for d, or until ctx ends.
+func (c *console) pause(ctx context.Context, d time.Duration) error {
+	if c.sleep != nil {
+		return c.sleep(ctx, d)
+	}
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // A lockedWriter keeps lines whole: a command's stderr and our own notices share it.

@@ -154,12 +154,12 @@ func (c *console) checkPlatform(ctx context.Context, contextName string) []findi
 	}
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
-	info, err := invokeOnce(ctx, cl, cl.system.GetInfo, &dsecv1.GetInfoRequest{})
+	info, err := cl.Info(ctx)
 	if err != nil {
 		return bad(err)
 	}
 	findings := []finding{{Verdict: verdictOK, Subject: "platform",
-		Detail: fmt.Sprintf("%s at %s (%s), as %s in project %s", info.GetVersion(), cl.target.URL, cl.target.Origin, info.GetPrincipal(), info.GetProject())}}
+		Detail: fmt.Sprintf("%s at %s, as %s in project %s", info.GetVersion(), cl.Describe(), info.GetPrincipal(), info.GetProject())}}
 	if len(info.GetNodes()) == 0 {
 		return append(findings, finding{Verdict: verdictFail, Subject: "nodes", Detail: "the platform has no node", Advice: "start one with `dsec up` or `dsec edge`"})
 	}

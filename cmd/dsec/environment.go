@@ -5,17 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/url"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/internal/image"
 	"dsec/internal/image/archive"
 	"dsec/sandbox"
@@ -26,9 +24,6 @@ var (
 	workspaceCommand = environmentCommand("workspace", image.KindWorkspace, "workspaces: a task's files, layered over an image")
 	toolkitCommand   = environmentCommand("toolkit", image.KindToolkit, "toolkits: tools, layered over image and workspace")
 )
-
-// maxEnvironmentJSON bounds the answer to a create, in bytes.
-const maxEnvironmentJSON = 16 << 20
 
 // An environmentKind is one of image, workspace and toolkit, whose commands are alike.
 type environmentKind struct{ word, kind string }
@@ -100,15 +95,6 @@ func (o *createOptions) run(ctx context.Context, c *console, args []string) erro
 	if err != nil {
 		return err
 	}
-	query := url.Values{}
-	for k, v := range env {
-		query.Add("env", k+"="+v)
-	}
-	for k, v := range map[string]string{"user": o.user, "workdir": o.workdir} {
-		if v != "" {
-			query.Set(k, v)
-		}
-	}
 	cl, err := c.dial(*o.context)
 	if err != nil {
 		return err
@@ -117,7 +103,11 @@ func (o *createOptions) run(ctx context.Context, c *console, args []string) erro
 	if err != nil {
 		return err
 	}
-	made, err := c.sendEnvironment(ctx, cl, "/v1/environments/"+o.kind.kind+"/"+ref.String(), query, body)
+	bar := newProgress(c.stderr, body.size)
+	made, err := cl.CreateEnvironment(ctx, o.kind.kind, ref.String(), client.Archive{
+		Tar: body.Reader, Size: body.size, Progress: bar.report, Config: &dsecv1.EnvironmentConfig{Env: env, User: o.user, Workdir: o.workdir},
+	})
+	bar.done()
 	if cerr := body.close(); err == nil {
 		err = cerr
 	}
@@ -146,7 +136,7 @@ func (o *createOptions) open(ctx context.Context, c *console) (*archiveSource, e
 		}
 		return packDirectory(ctx, c, o.dir, archive.Options{RootOwner: o.rootOwner, OneFileSystem: o.oneFileSystem}), nil
 	case o.tar == "-":
-		return &archiveSource{Reader: piped(c.stdin), size: -1, close: func() error { return nil }}, nil
+		return &archiveSource{Reader: client.Piped(c.stdin), size: -1, close: func() error { return nil }}, nil
 	}
 	f, err := os.Open(o.tar)
 	if err != nil {
@@ -161,27 +151,6 @@ func (o *createOptions) open(ctx context.Context, c *console) (*archiveSource, e
 		size = info.Size()
 	}
 	return &archiveSource{Reader: f, size: size, close: f.Close}, nil
-}
-
-// sendEnvironment posts the archive. It is sent once: a broken upload leaves nothing, and the user repeats it.
-func (c *console) sendEnvironment(ctx context.Context, cl *client, path string, query url.Values, body *archiveSource) (*dsecv1.Environment, error) {
-	bar := newProgress(c.stderr, body.size)
-	defer bar.done()
-	src := &source{r: body.Reader, report: bar.report}
-	res, err := cl.send(ctx, http.MethodPost, path, query, src, body.size, http.Header{"Content-Type": {"application/x-tar"}})
-	if err != nil {
-		return nil, cl.explain(ctx, err)
-	}
-	defer res.Body.Close()
-	raw, err := io.ReadAll(io.LimitReader(res.Body, maxEnvironmentJSON))
-	if err != nil {
-		return nil, cl.explain(ctx, err)
-	}
-	var made dsecv1.Environment
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(raw, &made); err != nil {
-		return nil, fmt.Errorf("decoding the platform's answer: %w", err)
-	}
-	return &made, nil
 }
 
 func (o *createOptions) print(c *console, made *dsecv1.Environment) error {
@@ -214,28 +183,13 @@ func (k environmentKind) lsCommand() command {
 				if err != nil {
 					return err
 				}
-				all, err := cl.listEnvironments(ctx, k.kind)
+				all, err := client.Collect(cl.ListEnvironments(ctx, k.kind))
 				if err != nil {
 					return err
 				}
 				return printEnvironments(c, all, c.now(), asJSON, *quiet, *noTrunc)
 			}
 		},
-	}
-}
-
-func (cl *client) listEnvironments(ctx context.Context, kind string) ([]*dsecv1.Environment, error) {
-	var all []*dsecv1.Environment
-	token := ""
-	for {
-		res, err := invoke(ctx, cl, cl.environments.ListEnvironments, &dsecv1.ListEnvironmentsRequest{Kind: kind, PageSize: pageSize, PageToken: token})
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, res.GetEnvironments()...)
-		if token = res.GetNextPageToken(); token == "" {
-			return all, nil
-		}
 	}
 }
 
@@ -283,7 +237,7 @@ func (k environmentKind) inspectCommand() command {
 				}
 				var found []proto.Message
 				for _, name := range args {
-					e, err := cl.environment(ctx, k.kind, name)
+					e, err := cl.GetEnvironment(ctx, k.kind, name)
 					if err != nil {
 						return err
 					}
@@ -293,14 +247,6 @@ func (k environmentKind) inspectCommand() command {
 			}
 		},
 	}
-}
-
-func (cl *client) environment(ctx context.Context, kind, name string) (*dsecv1.Environment, error) {
-	res, err := invoke(ctx, cl, cl.environments.GetEnvironment, &dsecv1.GetEnvironmentRequest{Kind: kind, Name: name})
-	if err != nil {
-		return nil, err
-	}
-	return res.GetEnvironment(), nil
 }
 
 func (k environmentKind) rmCommand() command {
@@ -326,10 +272,10 @@ func (k environmentKind) rmCommand() command {
 	}
 }
 
-func (k environmentKind) removeAll(ctx context.Context, c *console, cl *client, names []string, asJSON bool) error {
+func (k environmentKind) removeAll(ctx context.Context, c *console, cl *client.Client, names []string, asJSON bool) error {
 	failed := false
 	for _, name := range names {
-		_, err := invoke(ctx, cl, cl.environments.RemoveEnvironment, &dsecv1.RemoveEnvironmentRequest{Kind: k.kind, Name: name})
+		err := cl.RemoveEnvironment(ctx, k.kind, name)
 		if err != nil {
 			if concernsAll(ctx, err) {
 				return err

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/sandbox"
 )
 
@@ -50,18 +51,14 @@ func runExec(ctx context.Context, c *console, f *flagSet, o *specFlags, contextN
 		return err
 	}
 	cmd.User, cmd.Cwd = o.user, o.workdir
-	cl, err := c.dial(contextName)
-	if err != nil {
-		return err
-	}
-	id, err := cl.resolve(ctx, args[0])
+	sb, err := c.dialSandbox(ctx, contextName, args[0])
 	if err != nil {
 		return err
 	}
 	if detach {
-		return startDetached(ctx, c, cl, id, cmd, o.asJSON)
+		return startDetached(ctx, c, sb, cmd, o.asJSON)
 	}
-	a := &attachment{console: c, cl: cl, sandboxID: id, commandID: newKey(), command: cmd, capture: o.asJSON}
+	a := c.attach(sb, cmd, o.asJSON)
 	result, err := a.run(ctx)
 	if err != nil {
 		return err
@@ -76,9 +73,9 @@ func runExec(ctx context.Context, c *console, f *flagSet, o *specFlags, contextN
 }
 
 // startDetached starts a command and prints its id.
-func startDetached(ctx context.Context, c *console, cl *client, sandboxID string, cmd *dsecv1.Command, asJSON bool) error {
-	a := &attachment{console: c, cl: cl, sandboxID: sandboxID, commandID: newKey(), command: cmd}
-	res, err := invoke(ctx, cl, cl.sandboxes.Exec, &dsecv1.ExecRequest{SandboxId: sandboxID, CommandId: a.commandID, Command: cmd, InlineLimit: 1})
+func startDetached(ctx context.Context, c *console, sb *client.Sandbox, cmd *dsecv1.Command, asJSON bool) error {
+	a := c.attach(sb, cmd, false)
+	err := a.start(ctx)
 	switch {
 	case err != nil && (ctx.Err() != nil || sandbox.ClassOf(err) == sandbox.Unavailable): // it may have been started
 		a.kill(false)
@@ -86,7 +83,11 @@ func startDetached(ctx context.Context, c *console, cl *client, sandboxID string
 	case err != nil:
 		return asStartFailure(err)
 	case asJSON:
-		return c.printJSON(res.GetResult())
+		result, err := a.command.Get(ctx, 0, 1)
+		if err != nil {
+			return err
+		}
+		return c.printJSON(result)
 	}
-	return c.print("%s\n", res.GetResult().GetCommandId())
+	return c.print("%s\n", a.command.ID)
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"dsec/client"
 	"dsec/sandbox"
 )
 
@@ -85,7 +86,7 @@ func exitCode(ctx context.Context, err error) (code int, silent bool) {
 	var interrupt *interruptError
 	var exit *exitError
 	var usage *usageError
-	var output *writeError
+	var output *client.WriteError
 	switch {
 	case errors.As(err, &exit):
 		return exit.code, exit.err == nil

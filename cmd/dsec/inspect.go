@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/internal/image"
 )
 
@@ -42,7 +42,7 @@ func setupInspect(f *flagSet) action {
 		}
 		found := make([]proto.Message, 0, len(args))
 		for _, ref := range args {
-			m, err := cl.inspect(ctx, ref)
+			m, err := inspect(ctx, cl, ref)
 			if err != nil {
 				return err
 			}
@@ -53,19 +53,15 @@ func setupInspect(f *flagSet) action {
 }
 
 // inspect fetches what ref means.
-func (cl *client) inspect(ctx context.Context, ref string) (proto.Message, error) {
+func inspect(ctx context.Context, cl *client.Client, ref string) (proto.Message, error) {
 	if word, name, ok := strings.Cut(ref, "/"); ok && kindWords[word] != "" {
-		return cl.environment(ctx, kindWords[word], name)
+		return cl.GetEnvironment(ctx, kindWords[word], name)
 	}
-	id, err := cl.resolve(ctx, ref)
+	sb, err := resolve(ctx, cl, ref)
 	if err != nil {
 		return nil, err
 	}
-	res, err := invoke(ctx, cl, cl.sandboxes.GetSandbox, &dsecv1.GetSandboxRequest{Id: id})
-	if err != nil {
-		return nil, err
-	}
-	return res.GetSandbox(), nil
+	return sb.Get(ctx)
 }
 
 // printInspected prints lines of JSON, or for people an indented array.

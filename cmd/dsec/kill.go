@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 )
 
 var killCommand = command{
@@ -33,26 +33,22 @@ func setupKill(f *flagSet) action {
 		if err != nil {
 			return err
 		}
-		cl, err := c.dial(*contextName)
+		sb, err := c.dialSandbox(ctx, *contextName, args[0])
 		if err != nil {
 			return err
 		}
-		id, err := cl.resolve(ctx, args[0])
+		commands, err := commandsToKill(ctx, sb, args[1:])
 		if err != nil {
 			return err
 		}
-		commands, err := cl.commandsToKill(ctx, id, args[1:])
-		if err != nil {
-			return err
-		}
-		return killAll(ctx, c, cl, id, commands, number, asJSON)
+		return killAll(ctx, c, sb, commands, number, asJSON)
 	}
 }
 
-func killAll(ctx context.Context, c *console, cl *client, sandboxID string, commands []string, signal int32, asJSON bool) error {
+func killAll(ctx context.Context, c *console, sb *client.Sandbox, commands []string, signal int32, asJSON bool) error {
 	failed := false
 	for _, command := range commands {
-		_, err := invoke(ctx, cl, cl.sandboxes.KillCommand, &dsecv1.KillCommandRequest{SandboxId: sandboxID, CommandId: command, Signal: signal})
+		err := sb.Command(command).Kill(ctx, signal)
 		if err != nil {
 			if concernsAll(ctx, err) {
 				return err
@@ -77,8 +73,8 @@ func killAll(ctx context.Context, c *console, cl *client, sandboxID string, comm
 }
 
 // commandsToKill resolves the named commands, or all that run.
-func (cl *client) commandsToKill(ctx context.Context, sandboxID string, refs []string) ([]string, error) {
-	all, err := cl.commands(ctx, sandboxID)
+func commandsToKill(ctx context.Context, sb *client.Sandbox, refs []string) ([]string, error) {
+	all, err := commandsOf(ctx, sb, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/sandbox"
 )
 
@@ -48,15 +49,11 @@ func (o *logsOptions) run(ctx context.Context, c *console, args []string) error 
 	if o.stream != "stdout" && o.stream != "stderr" && o.stream != "both" {
 		return usagef("--stream must be stdout, stderr or both")
 	}
-	cl, err := c.dial(*o.context)
+	sb, err := c.dialSandbox(ctx, *o.context, args[0])
 	if err != nil {
 		return err
 	}
-	id, err := cl.resolve(ctx, args[0])
-	if err != nil {
-		return err
-	}
-	all, err := cl.commands(ctx, id)
+	all, err := commandsOf(ctx, sb, nil)
 	if err != nil {
 		return err
 	}
@@ -74,16 +71,15 @@ func (o *logsOptions) run(ctx context.Context, c *console, args []string) error 
 	if o.asJSON {
 		return c.printJSON(result)
 	}
-	return o.copy(ctx, c, cl, id, result.GetCommandId())
+	return o.copy(ctx, c, sb.Command(result.GetCommandId()))
 }
 
 // copy prints one stream, or both at once.
-func (o *logsOptions) copy(ctx context.Context, c *console, cl *client, sandboxID, commandID string) error {
-	a := &attachment{console: c, cl: cl, sandboxID: sandboxID, commandID: commandID}
+func (o *logsOptions) copy(ctx context.Context, c *console, k *client.Command) error {
 	g, gctx := errgroup.WithContext(ctx)
 	for _, name := range []string{"stdout", "stderr"} {
 		if o.stream == name || o.stream == "both" {
-			g.Go(func() error { return a.copyAll(gctx, a.stream(name), o.follow) })
+			g.Go(func() error { return c.copyOutput(gctx, k, name, client.OutputOptions{Follow: o.follow}) })
 		}
 	}
 	return g.Wait()
@@ -122,13 +118,12 @@ func commandStatus(r *dsecv1.CommandResult) string {
 	return fmt.Sprintf("exit %d", r.GetExitCode())
 }
 
-// commands lists the sandbox's commands, the newest first.
-func (cl *client) commands(ctx context.Context, sandboxID string) ([]*dsecv1.CommandResult, error) {
-	res, err := invoke(ctx, cl, cl.sandboxes.ListCommands, &dsecv1.ListCommandsRequest{SandboxId: sandboxID})
+// commandsOf lists the sandbox's commands, the newest first.
+func commandsOf(ctx context.Context, sb *client.Sandbox, filter *dsecv1.ListCommandsRequest) ([]*dsecv1.CommandResult, error) {
+	all, err := sb.Commands(ctx, filter)
 	if err != nil {
 		return nil, err
 	}
-	all := slices.Clone(res.GetCommands())
 	slices.SortStableFunc(all, func(a, b *dsecv1.CommandResult) int {
 		return cmp.Or(b.GetStartedAt().AsTime().Compare(a.GetStartedAt().AsTime()), cmp.Compare(a.GetCommandId(), b.GetCommandId()))
 	})

@@ -2,7 +2,7 @@
 // one binary.
 //
 // What surprises:
-//   - The user's commands go through the public API only (client.go). Edge and control plane are in the same binary, but
+//   - The user's commands go through the public API only (dsec/client). Edge and control plane are in the same binary, but
 //     no command calls them but those that run or end a platform, so that whatever else dsec can do, any HTTP client can.
 //   - Exit codes follow docker: the code of the command that ran, 124 after its time-out, 125 when the platform failed,
 //     126 and 127 when the command could not be executed or was not found, 128+n when a signal ended dsec itself. A wrong

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"dsec/client"
 )
 
 const jsonHelp = "print JSON"
@@ -50,7 +52,7 @@ func (c *console) printJSON(v any) error {
 // print writes to stdout; its error says that nobody reads any more.
 func (c *console) print(format string, args ...any) error {
 	if _, err := fmt.Fprintf(c.stdout, format, args...); err != nil {
-		return &writeError{err}
+		return &client.WriteError{Err: err}
 	}
 	return nil
 }
@@ -97,6 +99,15 @@ func printable(s string) string {
 		}
 		return r
 	}, s)
+}
+
+// clipText shortens foreign text.
+func clipText(s string) string {
+	const most = 200
+	if s = printable(s); len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
 }
 
 // isTerminal reports whether w is a terminal, or another character device, where progress may be drawn.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"dsec/client"
 	"dsec/internal/image/archive"
 )
 
@@ -25,12 +26,12 @@ func packDirectory(ctx context.Context, c *console, dir string, o archive.Option
 		done <- err
 	}()
 	return &archiveSource{Reader: r, size: -1, close: func() error {
-		r.CloseWithError(errNotWanted)
+		r.CloseWithError(client.ErrNotWanted)
 		err := <-done
 		if skipped > 0 {
 			c.say("%d entries of %s could not be packed, for example %s", skipped, dir, example)
 		}
-		if err != nil && !errors.Is(err, errNotWanted) {
+		if err != nil && !errors.Is(err, client.ErrNotWanted) {
 			return fmt.Errorf("packing %s: %w", dir, err)
 		}
 		return nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 )
 
 var psCommand = command{
@@ -57,7 +58,7 @@ func (o *psOptions) run(ctx context.Context, c *console, args []string) error {
 	if o.all {
 		states = allStates
 	}
-	all, err := cl.list(ctx, labels, states)
+	all, err := client.Collect(cl.List(ctx, labels, states...))
 	if err != nil {
 		return err
 	}

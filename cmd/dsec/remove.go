@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/sandbox"
 )
 
@@ -65,7 +65,7 @@ func (o *rmOptions) run(ctx context.Context, c *console, args []string) error {
 	g.SetLimit(parallel)
 	for _, id := range ids {
 		g.Go(func() error {
-			res, err := invoke(ctx, cl, cl.sandboxes.DeleteSandbox, &dsecv1.DeleteSandboxRequest{Id: id, Wait: true})
+			gone, err := cl.Sandbox(id).Delete(ctx)
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -76,7 +76,7 @@ func (o *rmOptions) run(ctx context.Context, c *console, args []string) error {
 			case err != nil:
 				return err
 			case o.asJSON:
-				return c.printJSON(res.GetSandbox())
+				return c.printJSON(gone)
 			}
 			return c.print("%s\n", id)
 		})
@@ -98,16 +98,16 @@ func concernsAll(ctx context.Context, err error) bool {
 }
 
 // targets are the ids to remove. What cannot be found is said.
-func (o *rmOptions) targets(ctx context.Context, c *console, cl *client, args []string, labels map[string]string) (ids []string, failed bool, err error) {
+func (o *rmOptions) targets(ctx context.Context, c *console, cl *client.Client, args []string, labels map[string]string) (ids []string, failed bool, err error) {
 	if len(args) == 0 {
-		all, err := cl.list(ctx, labels, nil)
+		all, err := client.Collect(cl.List(ctx, labels))
 		for _, s := range all {
 			ids = append(ids, s.GetId())
 		}
 		return ids, false, err
 	}
 	for _, ref := range args {
-		id, err := cl.resolve(ctx, ref)
+		sb, err := resolve(ctx, cl, ref)
 		switch {
 		case err != nil && concernsAll(ctx, err):
 			return nil, false, err
@@ -116,8 +116,8 @@ func (o *rmOptions) targets(ctx context.Context, c *console, cl *client, args []
 			failed = true
 			continue
 		}
-		if !slices.Contains(ids, id) {
-			ids = append(ids, id)
+		if !slices.Contains(ids, sb.ID) {
+			ids = append(ids, sb.ID)
 		}
 	}
 	return ids, failed, nil

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/sandbox"
 )
 
@@ -13,46 +14,30 @@ var allStates = []dsecv1.State{
 	dsecv1.State_STATE_STOPPED, dsecv1.State_STATE_FAILED,
 }
 
-// pageSize is how many sandboxes or environments one request lists: the most that the API gives.
-const pageSize = 1000
-
-// list fetches all pages of sandboxes. No states means the live ones.
-func (cl *client) list(ctx context.Context, labels map[string]string, states []dsecv1.State) ([]*dsecv1.Sandbox, error) {
-	var all []*dsecv1.Sandbox
-	token := ""
-	for {
-		res, err := invoke(ctx, cl, cl.sandboxes.ListSandboxes, &dsecv1.ListSandboxesRequest{Labels: labels, States: states, PageSize: pageSize, PageToken: token})
+// resolve finds the sandbox that ref means: a whole id is taken as it is; otherwise ref is the name of one sandbox or the
+// beginning of one id. Live sandboxes come before ended ones.
+func resolve(ctx context.Context, cl *client.Client, ref string) (*client.Sandbox, error) {
+	id, parseErr := sandbox.ParseID(ref)
+	if parseErr == nil {
+		return cl.Sandbox(string(id)), nil
+	}
+	if ref == "" {
+		return nil, usagef("the sandbox is empty")
+	}
+	for _, states := range [][]dsecv1.State{nil, allStates} {
+		all, err := client.Collect(cl.List(ctx, nil, states...))
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, res.GetSandboxes()...)
-		if token = res.GetNextPageToken(); token == "" {
-			return all, nil
-		}
-	}
-}
-
-// resolve finds the id that ref means: a whole id is taken as it is; otherwise ref is the name of one sandbox or the
-// beginning of one id. Live sandboxes come before ended ones.
-func (cl *client) resolve(ctx context.Context, ref string) (string, error) {
-	id, parseErr := sandbox.ParseID(ref)
-	if parseErr == nil {
-		return string(id), nil
-	}
-	if ref == "" {
-		return "", usagef("the sandbox is empty")
-	}
-	for _, states := range [][]dsecv1.State{nil, allStates} {
-		all, err := cl.list(ctx, nil, states)
-		if err != nil {
-			return "", err
-		}
 		found, err := match(all, ref)
-		if err != nil || found != "" {
-			return found, err
+		if err != nil {
+			return nil, err
+		}
+		if found != "" {
+			return cl.Sandbox(found), nil
 		}
 	}
-	return "", sandbox.Errorf(sandbox.NotFound, "sandbox_not_found", "there is no sandbox %q, neither as a name nor as the beginning of an id; `dsec ps` lists them", clipText(ref))
+	return nil, sandbox.Errorf(sandbox.NotFound, "sandbox_not_found", "there is no sandbox %q, neither as a name nor as the beginning of an id; `dsec ps` lists them", clipText(ref))
 }
 
 // match is the one sandbox that ref names, "" if there is none. A name wins over the beginning of an id.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/sandbox"
 )
 
@@ -78,7 +79,7 @@ func (o *runOptions) run(ctx context.Context, c *console, args []string) error {
 	if err != nil {
 		return err
 	}
-	sb, err := c.create(ctx, cl, spec)
+	sb, err := cl.Create(ctx, spec)
 	if err != nil {
 		return err
 	}
@@ -88,39 +89,18 @@ func (o *runOptions) run(ctx context.Context, c *console, args []string) error {
 	return o.stay(ctx, c, cl, sb, cmd)
 }
 
-// create makes a sandbox. If ctx ends first, or it is unknown how the create ended, the sandbox is deleted by its key.
-func (c *console) create(ctx context.Context, cl *client, spec *dsecv1.SandboxSpec) (*dsecv1.Sandbox, error) {
-	key := newKey()
-	res, err := invoke(ctx, cl, cl.sandboxes.CreateSandbox, &dsecv1.CreateSandboxRequest{Spec: spec, IdempotencyKey: key})
-	if err == nil {
-		return res.GetSandbox(), nil
-	}
-	switch sandbox.ClassOf(err) {
-	case sandbox.Canceled, sandbox.DeadlineExceeded, sandbox.Unavailable:
-		if !cl.answered.Load() && ctx.Err() == nil {
-			break // nobody has heard of the request
-		}
-		cctx, cancel := c.cleanup(removeLimit)
-		defer cancel()
-		_, derr := invokeOnce(cctx, cl, cl.sandboxes.DeleteSandbox, &dsecv1.DeleteSandboxRequest{IdempotencyKey: key, Wait: true})
-		if derr != nil && sandbox.ClassOf(derr) != sandbox.NotFound {
-			c.say("it is not known whether a sandbox was made: %s; look with `dsec ps`", userMessage(derr))
-		}
-	}
-	return nil, err
-}
-
 // leave prints the id of a sandbox that stays, with its command running.
-func (o *runOptions) leave(ctx context.Context, c *console, cl *client, sb *dsecv1.Sandbox, cmd *dsecv1.Command) error {
+func (o *runOptions) leave(ctx context.Context, c *console, cl *client.Client, sb *dsecv1.Sandbox, cmd *dsecv1.Command) error {
 	var result *dsecv1.CommandResult
 	if cmd != nil {
-		id := newKey()
-		res, err := invoke(ctx, cl, cl.sandboxes.Exec, &dsecv1.ExecRequest{SandboxId: sb.GetId(), CommandId: id, Command: cmd, InlineLimit: 1})
+		k, err := cl.Sandbox(sb.GetId()).Start(ctx, cmd)
+		if err == nil {
+			result, err = k.Get(ctx, 0, 1)
+		}
 		if err != nil {
 			c.remove(cl, sb)
 			return asStartFailure(err)
 		}
-		result = res.GetResult()
 	}
 	var err error
 	if o.asJSON {
@@ -135,8 +115,8 @@ func (o *runOptions) leave(ctx context.Context, c *console, cl *client, sb *dsec
 }
 
 // stay runs the command to its end and removes the sandbox.
-func (o *runOptions) stay(ctx context.Context, c *console, cl *client, sb *dsecv1.Sandbox, cmd *dsecv1.Command) error {
-	a := &attachment{console: c, cl: cl, sandboxID: sb.GetId(), commandID: newKey(), command: cmd, capture: o.asJSON}
+func (o *runOptions) stay(ctx context.Context, c *console, cl *client.Client, sb *dsecv1.Sandbox, cmd *dsecv1.Command) error {
+	a := c.attach(cl.Sandbox(sb.GetId()), cmd, o.asJSON)
 	result, err := a.run(ctx)
 	var outcome error
 	if err == nil {
@@ -173,10 +153,10 @@ func (c *console) printRun(sb *dsecv1.Sandbox, result *dsecv1.CommandResult) err
 }
 
 // remove deletes the sandbox whatever has become of the command's context. A failure is said, with what to do.
-func (c *console) remove(cl *client, sb *dsecv1.Sandbox) {
+func (c *console) remove(cl *client.Client, sb *dsecv1.Sandbox) {
 	ctx, cancel := c.cleanup(removeLimit)
 	defer cancel()
-	_, err := invoke(ctx, cl, cl.sandboxes.DeleteSandbox, &dsecv1.DeleteSandboxRequest{Id: sb.GetId(), Wait: true})
+	_, err := cl.Sandbox(sb.GetId()).Delete(ctx)
 	if err != nil && sandbox.ClassOf(err) != sandbox.NotFound {
 		c.say("sandbox %s may still be there: %s; remove it with `dsec rm %s`", sb.GetId(), userMessage(err), sb.GetId())
 	}

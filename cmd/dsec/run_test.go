@@ -11,8 +11,10 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/sandbox"
 )
 
@@ -95,7 +97,7 @@ func TestRunKeep(t *testing.T) {
 
 func TestRunStdin(t *testing.T) {
 	h := newHarness(t)
-	data := make([]byte, 5*stdinChunk+17)
+	data := make([]byte, 5*client.StdinChunk+17)
 	rand.Read(data)
 	h.stdin = bytes.NewReader(data)
 	got := h.run("run", "-i", "debian", "cat")
@@ -113,7 +115,7 @@ func TestRunStdinThatNobodyWants(t *testing.T) {
 	defer w.Close()
 	h.stdin = r
 	h.want(recv(t, h.start("run", "-i", "debian", "true")), "", "", 0)
-	h.stdin = io.LimitReader(neverEnding('x'), 4*stdinChunk)
+	h.stdin = io.LimitReader(neverEnding('x'), 4*client.StdinChunk)
 	h.want(recv(t, h.start("run", "-i", "debian", "echo", "done")), "done\n", "", 0)
 }
 
@@ -125,7 +127,7 @@ func TestRefusedInputIsSaid(t *testing.T) {
 		"stdin_gap": false, "no_stdin": false, "command_not_found": false,
 	} {
 		err := sandbox.Errorf(sandbox.FailedPrecondition, reason, "the input is refused")
-		if refusesInput(err) != silent {
+		if client.RefusesInput(err) != silent {
 			t.Errorf("%s: taken as the end of the command: %v", reason, !silent)
 		}
 	}
@@ -356,6 +358,7 @@ func TestRunGivesUpAndSaysSo(t *testing.T) {
 	})
 	got := h.run("run", "debian", "true")
 	h.wantError(got, 125, "trying again for 30s", "does not answer", "may still be there")
+	const patience = 30 * time.Second // of the client
 	if h.slept < patience || h.slept > 10*patience {
 		t.Fatalf("it waited %v", h.slept)
 	}

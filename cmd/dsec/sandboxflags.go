@@ -2,13 +2,12 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"slices"
 	"time"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 	"dsec/sandbox"
 )
 
@@ -111,19 +110,12 @@ func (o *specFlags) command(f *flagSet, argv []string) (*dsecv1.Command, error) 
 	}, nil
 }
 
-// newKey makes an idempotency key or a command's id: a retry finds what the first attempt made.
-func newKey() string {
-	var b [16]byte
-	rand.Read(b[:]) // never fails, crypto/rand ends the process instead
-	return hex.EncodeToString(b[:])
-}
-
 // asPlatformFailure gives a failure of the platform the exit code that docker users expect from run and exec, which tells
 // it from the command's own. An interrupt, a broken pipe and a wrong command line keep theirs.
 func asPlatformFailure(ctx context.Context, err error) error {
 	var exit *exitError
 	var usage *usageError
-	var output *writeError
+	var output *client.WriteError
 	if err == nil || ctx.Err() != nil || errors.As(err, &exit) || errors.As(err, &usage) || errors.As(err, &output) {
 		return err
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"runtime"
 	"time"
-
-	dsecv1 "dsec/api/dsec/v1"
 )
 
 // version is set by the build: -ldflags "-X main.version=…".
@@ -72,9 +70,9 @@ func (c *console) serverVersion(ctx context.Context, contextName string) (*serve
 	}
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
-	info, err := invokeOnce(ctx, cl, cl.system.GetInfo, &dsecv1.GetInfoRequest{})
+	info, err := cl.Info(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &serverVersion{Version: info.GetVersion(), URL: cl.target.URL}, nil
+	return &serverVersion{Version: info.GetVersion(), URL: cl.URL()}, nil
 }
