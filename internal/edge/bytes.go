@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -137,31 +139,24 @@ func queryBool(r *http.Request, name string) (bool, error) {
 
 // steady moves the connection's deadlines along with its progress.
 type steady struct {
-	rc *http.ResponseController
-	w  io.Writer
-	r  io.Reader
+	rc   *http.ResponseController
+	w    io.Writer
+	r    io.Reader
+	idle time.Duration // longest pause; 0 = bodyIdle
 }
 
 func (s *steady) Write(p []byte) (int, error) {
-	_ = s.rc.SetWriteDeadline(time.Now().Add(bodyIdle)) // not every ResponseWriter can; then the server's own holds
+	_ = s.rc.SetWriteDeadline(time.Now().Add(cmp.Or(s.idle, bodyIdle))) // not every ResponseWriter can; then the server's own holds
 	return s.w.Write(p)
 }
 
 func (s *steady) Read(p []byte) (int, error) {
-	_ = s.rc.SetReadDeadline(time.Now().Add(bodyIdle))
+	_ = s.rc.SetReadDeadline(time.Now().Add(cmp.Or(s.idle, bodyIdle)))
 	return s.r.Read(p)
 }
 
-// flushing is steady, and passes each write on at once.
-type flushing struct{ steady }
-
-func (f *flushing) Write(p []byte) (int, error) {
-	n, err := f.steady.Write(p)
-	if err == nil {
-		err = f.rc.Flush()
-	}
-	return n, err
-}
+// blocks are buffers of bodies.
+var blocks = sync.Pool{New: func() any { b := make([]byte, outputBlock); return &b }}
 
 // copyBody copies until src's end. Where it fails the connection is cut.
 func copyBody(dst io.Writer, src io.Reader) error {
@@ -180,72 +175,6 @@ func copyBody(dst io.Writer, src io.Reader) error {
 			return errStarted{rerr}
 		}
 	}
-}
-
-var outputStreams = map[string]int{"stdout": 1, "stderr": 2}
-
-// getOutput sends what is kept of a stream from an offset, and with follow what comes until the command's end.
-func (e *Edge) getOutput(w http.ResponseWriter, r *http.Request, in *instance) error {
-	stream, ok := outputStreams[r.PathValue("stream")]
-	if !ok {
-		return sandbox.Errorf(sandbox.NotFound, "route_not_found", "a command has stdout and stderr, not %q", clip(r.PathValue("stream")))
-	}
-	c, err := in.command(r.PathValue("cmd"))
-	if err != nil {
-		return err
-	}
-	offset, err := queryInt(r, "offset", 0)
-	if err != nil {
-		return err
-	}
-	follow, err := queryBool(r, "follow")
-	if err != nil {
-		return err
-	}
-	out := c.Output(stream, offset, follow)
-	defer out.Close()
-	stop := closeWhenGone(r, out)
-	defer stop()
-	w.Header().Set("Content-Type", "application/octet-stream")
-	w.Header().Set("Dsec-Offset", strconv.FormatInt(offset, 10))
-	s := steady{rc: http.NewResponseController(w), w: w}
-	if !follow {
-		return copyOutput(&s, out)
-	}
-	_ = s.rc.Flush() // the headers: a command may be silent for long
-	return copyBody(&flushing{s}, out)
-}
-
-// copyOutput reads the first piece before it writes, so that output that is no longer kept is answered with an error.
-func copyOutput(dst io.Writer, out io.Reader) error {
-	buf := make([]byte, 32<<10)
-	n, err := out.Read(buf)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
-	if _, werr := dst.Write(buf[:n]); werr != nil {
-		return errStarted{werr}
-	}
-	if err != nil {
-		return nil
-	}
-	return copyBody(dst, out)
-}
-
-// closeWhenGone ends a read that waits for output when its reader has gone away.
-func closeWhenGone(r *http.Request, c io.Closer) (stop func()) {
-	ctx := r.Context()
-	done := make(chan struct{})
-	exited := make(chan struct{})
-	go func() {
-		defer close(exited)
-		select {
-		case <-ctx.Done():
-			_ = c.Close()
-		case <-done:
-		}
-	}()
-	return func() { close(done); <-exited }
 }
 
 // untilEnd lets the reads of a request's body wait for as long as a command runs: a person may think for hours, and a client

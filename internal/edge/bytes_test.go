@@ -278,3 +278,45 @@ func FuzzParseRange(f *testing.F) {
 		}
 	})
 }
+
+// TestOutputQueries: what says that more may come, and where an answer begins.
+func TestOutputQueries(t *testing.T) {
+	w := newByteWorld(t)
+	w.run("c1", "echo hello", -1)
+	w.run("c2", "cat", 0)
+	for _, c := range []struct {
+		path, body, offset, final, trailer string
+		status                             int
+	}{
+		{path: "/commands/c1/stdout?tail=2", body: "o\n", offset: "4", final: "1", status: 200},
+		{path: "/commands/c1/stdout?tail=2&follow=1&wait=1", body: "o\n", offset: "4", final: "1", status: 200},
+		{path: "/commands/c1/stderr", offset: "0", final: "1", status: 200},
+		{path: "/commands/c2/stdout", offset: "0", status: 200},
+		{path: "/commands/c2/stdout?follow=1&wait=0.001", offset: "0", status: 200},
+		{path: "/commands/c2/stdout?wait=1", status: 400},
+		{path: "/commands/c2/stdout?follow=1&wait=0", status: 400},
+		{path: "/commands/c2/stdout?follow=1&wait=-1", status: 400},
+		{path: "/commands/c2/stdout?follow=1&wait=NaN", status: 400},
+		{path: "/commands/c2/stdout?tail=x", status: 400},
+		{path: "/commands/c2/stdout?tail_lines=-1", status: 400},
+		{path: "/commands/c2/stdout?since=yesterday", status: 400},
+		{path: "/commands/c2/stdout?offset=99999999999999999999", status: 400},
+	} {
+		resp, body := w.do(w.request("GET", c.path, ""))
+		if resp.StatusCode != c.status || resp.Header.Get("Dsec-Offset") != c.offset || resp.Header.Get("Dsec-Final") != c.final || resp.Trailer.Get("Dsec-Final") != c.trailer {
+			t.Errorf("%s: %s %v, trailer %v", c.path, resp.Status, resp.Header, resp.Trailer)
+		}
+		if c.status == 200 && body != c.body {
+			t.Errorf("%s: %q", c.path, body)
+		}
+	}
+	resp, err := http.DefaultClient.Do(w.request("GET", "/commands/c2/stdout?follow=1&wait=3600", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	w.do(w.request("PUT", "/commands/c2/stdin?offset=0&close=1", "ping"))
+	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "ping" || resp.Header.Get("Dsec-Final") != "" || resp.Trailer.Get("Dsec-Final") != "1" {
+		t.Errorf("%q, %v, trailer %v", b, err, resp.Trailer)
+	}
+}

@@ -281,24 +281,43 @@ func (c *fakeCommand) WriteStdin(_ context.Context, offset int64, r io.Reader, e
 	return offset + int64(len(b)), nil
 }
 
-func (c *fakeCommand) Output(stream int, offset int64, follow bool) io.ReadCloser {
-	return &fakeOutput{c: c, stream: stream, at: offset, follow: follow, closed: make(chan struct{})}
+func (c *fakeCommand) Output(stream int, q OutputQuery) (OutputReader, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q.Offset == 666 {
+		return nil, sandbox.Errorf(sandbox.NotFound, "output_dropped", "no longer kept").WithFact("next_offset", "1000")
+	}
+	at := q.Offset
+	if q.Tail != nil {
+		at = max(at, int64(len(c.out))-*q.Tail)
+	}
+	return &fakeOutput{c: c, stream: stream, first: at, at: at, q: q, final: !c.result.Running, closed: make(chan struct{})}, nil
 }
 
 type fakeOutput struct {
-	c      *fakeCommand
-	stream int
-	at     int64
-	follow bool
-	once   sync.Once
-	closed chan struct{}
+	c         *fakeCommand
+	stream    int
+	first, at int64
+	q         OutputQuery
+	final     bool
+	once      sync.Once
+	closed    chan struct{}
 }
 
-func (o *fakeOutput) Close() error { o.once.Do(func() { close(o.closed) }); return nil }
+func (o *fakeOutput) Close() error  { o.once.Do(func() { close(o.closed) }); return nil }
+func (o *fakeOutput) Offset() int64 { return o.first }
+func (o *fakeOutput) Final() bool   { return o.final }
+
+func (o *fakeOutput) Ready() bool {
+	o.c.mu.Lock()
+	defer o.c.mu.Unlock()
+	return o.at < int64(len(o.c.out)) || !o.c.result.Running
+}
 
 func (o *fakeOutput) Read(p []byte) (int, error) {
-	if o.at == 666 {
-		return 0, sandbox.Errorf(sandbox.NotFound, "output_dropped", "no longer kept").WithFact("next_offset", "1000")
+	var silence <-chan time.Time
+	if o.q.Quiet > 0 {
+		silence = time.After(o.q.Quiet)
 	}
 	for {
 		o.c.mu.Lock()
@@ -313,11 +332,14 @@ func (o *fakeOutput) Read(p []byte) (int, error) {
 		if n > 0 {
 			return n, nil
 		}
-		if !o.follow || !running {
+		if !o.q.Follow || !running {
+			o.final = !running
 			return 0, io.EOF
 		}
 		select {
 		case <-grown:
+		case <-silence:
+			return 0, io.EOF
 		case <-o.closed:
 			return 0, fmt.Errorf("closed")
 		}

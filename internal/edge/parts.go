@@ -77,8 +77,8 @@ type GuestCommand interface {
 	// Wait returns when it has ended.
 	Wait(ctx context.Context) error
 	Result() CommandResult
-	// Output reads stream 1 or 2 from offset: to what is there, or with follow until the command's end.
-	Output(stream int, offset int64, follow bool) io.ReadCloser
+	// Output reads stream 1 or 2: to what is there, or if told to follow until the command's end.
+	Output(stream int, q OutputQuery) (OutputReader, error)
 	// Head is at most limit bytes from the stream's start.
 	Head(stream, limit int) []byte
 	WriteStdin(ctx context.Context, offset int64, r io.Reader, close bool) (int64, error)
@@ -94,6 +94,8 @@ type (
 	FileInfo      = guest.FileInfo
 	FileWrite     = guest.FileWrite
 	GuestOptions  = guest.Options
+	OutputQuery   = guest.OutputQuery
+	OutputReader  = guest.OutputReader
 )
 
 // A HostSample is how full the machine is.

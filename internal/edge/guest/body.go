@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"dsec/internal/wire"
 )
@@ -31,6 +32,7 @@ type body struct {
 	head    *os.File
 	ring    *os.File
 	acked   int64
+	marks   marks
 }
 
 // kept returns the ends of what can be read: [0, headEnd) and [tailFrom, size).
@@ -62,6 +64,7 @@ func (b *body) sizes() StreamSize {
 
 // write keeps p, which follows what came before. Errors of the disk end the keeping, not the command.
 func (b *body) write(p []byte) error {
+	b.marks.add(b.size, time.Now().UnixMilli())
 	if !b.inFile && len(b.mem)+len(p) <= b.spool.memoryLimit() {
 		b.mem = append(b.mem, p...)
 		b.size += int64(len(p))
@@ -241,6 +244,7 @@ func (b *body) recover() {
 		return
 	}
 	b.headEnd, b.size, b.ring = h[0], h[3], ring
+	b.recoverMarks()
 	if ring != nil || b.headEnd == b.spool.headCap {
 		b.frozen, b.ringAt, b.tail = true, h[1], h[2]
 	}
@@ -313,6 +317,7 @@ func (b *body) drop() {
 	}
 	b.spool.addMemory(-len(b.mem))
 	b.mem, b.inFile, b.headEnd, b.frozen, b.failed = nil, true, 0, true, true
+	b.marks = marks{}
 }
 
 // readAt copies what is kept from offset on. It returns io.EOF at the end of what is there, and an output_dropped error

@@ -346,7 +346,7 @@ func TestFollowerMissesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := m.Output(1, 0, true)
+	r := follow(t, m, 1)
 	defer r.Close()
 	var want strings.Builder
 	for i := 1; i <= lines; i++ {
@@ -376,7 +376,7 @@ func TestCloseEndsARead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := m.Output(1, 0, true)
+	r := follow(t, m, 1)
 	result := make(chan error, 1)
 	go func() { _, err := r.Read(make([]byte, 1)); result <- err }()
 	r.Close()

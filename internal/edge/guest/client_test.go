@@ -127,7 +127,7 @@ func TestEdgeRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := m.Output(1, 0, true)
+	r := follow(t, m, 1)
 	if _, err := io.CopyN(io.Discard, r, 3_000_000); err != nil {
 		t.Fatal(err)
 	}

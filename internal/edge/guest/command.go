@@ -53,7 +53,7 @@ type Command struct {
 	err       error // why it could not be started, or is no longer known
 	result    Result
 	out       [2]body
-	followers map[*outputReader]struct{}
+	followers [2]followers
 	stdin     *input
 	script    *input
 	killed    []int         // signals to be sent again after a reconnect, before it started
@@ -78,6 +78,7 @@ func adoptedCommand(c *Client, id string) *Command {
 	m.stdin = &input{m: m, channel: wire.Stdin, unknown: true}
 	for i := range m.out {
 		m.out[i].recover()
+		m.hold(i, m.out[i].size) // whoever followed it asks again
 	}
 	return m
 }

@@ -119,20 +119,22 @@ func (m *Command) data(channel uint8, offset uint64, p []byte, flags wire.Flags)
 	return nil
 }
 
-// acknowledge gives aether credit for what is stored, but none that would overrun a follower.
-func (m *Command) acknowledge(i int, now bool) {
+// acknowledge gives aether credit for what is stored, but none that would overrun a follower. It reports whether it did.
+func (m *Command) acknowledge(i int, now bool) bool {
 	b := &m.out[i]
 	limit := b.stored()
-	for f := range m.followers {
-		if f.stream == i {
-			limit = min(limit, max(f.offset, b.spool.headCap)+b.spool.tailCap-wire.Window)
-		}
-	}
 	if limit <= b.acked || m.link == nil || m.done || (!now && limit-b.acked < ackStep) {
-		return
+		return false
+	}
+	if at, ok := m.followers[i].slowest(); ok {
+		limit = min(limit, max(at-b.spool.onTheWay(), b.spool.headCap)+b.spool.tailCap-wire.Window)
+		if limit <= b.acked || (!now && limit-b.acked < ackStep) {
+			return false
+		}
 	}
 	b.acked = limit
 	_ = m.link.conn.PostAck(m.stream, uint8(i)+wire.Stdout, uint64(limit), false) // the connection's error
+	return true
 }
 
 // ack takes credit for input.
@@ -211,6 +213,7 @@ func (m *Command) finish() {
 	for i := range m.out {
 		m.out[i].close()
 	}
+	m.endHolds()
 	m.notify()
 }
 

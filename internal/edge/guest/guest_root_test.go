@@ -246,7 +246,7 @@ func TestTreeKill(t *testing.T) {
 	ctx := testContext(t)
 	m, err := j.client.Start(ctx, newID(), as("", escape))
 	must(t, err)
-	o := m.Output(1, 0, true)
+	o := follow(t, m, 1)
 	defer o.Close()
 	if _, err = io.ReadFull(o, make([]byte, 6)); err != nil {
 		t.Fatalf("%v %+v", err, m.Result())

@@ -191,7 +191,7 @@ func TestOutputBeyondCredit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := m.Output(1, 0, true) // never read: no credit after the caps
+	r := follow(t, m, 1) // never read: no credit after the caps
 	defer r.Close()
 	close(followed)
 	<-c.Done()

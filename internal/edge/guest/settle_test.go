@@ -14,7 +14,7 @@ func TestBusyCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := m.Output(1, 0, true)
+	out := follow(t, m, 1)
 	defer out.Close()
 	buf := make([]byte, 16)
 	if n, err := out.Read(buf); string(buf[:n]) != "early" || err != nil {

@@ -9,8 +9,10 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"dsec/internal/linux"
+	"dsec/internal/wire"
 )
 
 // What is kept of output, in bytes.
@@ -73,10 +75,14 @@ type spool struct {
 	headCap  int64      // HeadCap, smaller in tests
 	tailCap  int64
 	totalCap int64
+	holdTime time.Duration // holdTime, the same
 }
 
+// onTheWay is how much of what a follower has read is kept for it: in the buffers of connections and proxies it may be lost.
+func (s *spool) onTheWay() int64 { return min(s.tailCap/2, s.tailCap-wire.Window) }
+
 func newSpool(dir string) *spool {
-	return &spool{dir: dir, node: thisNode, headCap: HeadCap, tailCap: TailCap, totalCap: SandboxCap}
+	return &spool{dir: dir, node: thisNode, headCap: HeadCap, tailCap: TailCap, totalCap: SandboxCap, holdTime: holdTime}
 }
 
 // create makes a file of the spool. The directory is made with the first.

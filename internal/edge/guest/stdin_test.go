@@ -25,7 +25,7 @@ func TestStdinRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := m.Output(1, 0, true)
+	out := follow(t, m, 1)
 	defer out.Close()
 	sum := make(chan [32]byte, 1)
 	go func() {

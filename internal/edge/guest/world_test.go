@@ -136,9 +136,19 @@ func run(t testing.TB, c *Client, cmd sandbox.Command) (Result, string, string) 
 	return m.Result(), readAll(t, m, 1), readAll(t, m, 2)
 }
 
+// follow reads a stream from its start to its end.
+func follow(t testing.TB, m *Command, stream int) OutputReader {
+	t.Helper()
+	r, err := m.Output(stream, OutputQuery{Follow: true})
+	if err != nil {
+		t.Fatalf("output %d: %v", stream, err)
+	}
+	return r
+}
+
 func readAll(t testing.TB, m *Command, stream int) string {
 	t.Helper()
-	r := m.Output(stream, 0, true)
+	r := follow(t, m, stream)
 	defer r.Close()
 	b, err := io.ReadAll(r)
 	if err != nil {
