@@ -6,6 +6,8 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -54,29 +56,38 @@ func TestStdinRoundTrip(t *testing.T) {
 }
 
 func TestBrokenStdin(t *testing.T) {
-	c := newWorld(t).connect()
+	w := newWorld(t)
+	c := w.connect()
 	ctx := testContext(t)
-	cmd := shell("head -c 10 >/dev/null")
-	cmd.StdinFollows = true
-	m, err := c.Start(ctx, newID(), cmd)
-	if err != nil {
-		t.Fatal(err)
+	gate := filepath.Join(w.dir, "gate")
+	// One that ends may be told of before the write has been tried again; one that only closes its stdin must have broken it.
+	for _, script := range []string{"head -c 10 >/dev/null", "head -c 10 >/dev/null; exec </dev/null; until [ -e " + gate + " ]; do sleep 0.01; done"} {
+		cmd := shell(script)
+		cmd.StdinFollows = true
+		m, err := c.Start(ctx, newID(), cmd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = m.WriteStdin(ctx, 0, bytes.NewReader(make([]byte, 4<<20)), true)
+		if sandbox.ReasonOf(err) != "stdin_broken" {
+			t.Errorf("writing to who does not read: %v", err)
+		}
+		if err := os.WriteFile(gate, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Wait(ctx); err != nil || !m.Result().StdinBroken && strings.Contains(script, gate) {
+			t.Errorf("%s: %v %+v", script, err, m.Result())
+		}
+		_ = os.Remove(gate)
 	}
-	_, err = m.WriteStdin(ctx, 0, bytes.NewReader(make([]byte, 4<<20)), true)
-	if sandbox.ReasonOf(err) != "stdin_broken" {
-		t.Errorf("writing to who does not read: %v", err)
-	}
-	if err := m.Wait(ctx); err != nil || !m.Result().StdinBroken {
-		t.Errorf("%v %+v", err, m.Result())
-	}
-	m, err = c.Start(ctx, newID(), shell("true"))
+	m, err := c.Start(ctx, newID(), shell("true"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err = m.WriteStdin(ctx, 0, strings.NewReader("x"), true); sandbox.ReasonOf(err) != "no_stdin" {
 		t.Errorf("stdin of a command without: %v", err)
 	}
-	cmd = shell("cat")
+	cmd := shell("cat")
 	cmd.Stdin = bytes.Repeat([]byte("in"), 32<<10)
 	if _, out, _ := run(t, c, cmd); out != string(cmd.Stdin) {
 		t.Errorf("inline stdin: %d bytes back", len(out))
