@@ -44,7 +44,11 @@ func (t *callTransfer) run() *failure {
 
 // serve does what is asked; a nil Reply stands for an empty one.
 func (c *call) serve() (*aetherv1.Reply, error) {
-	switch c.req.Call.(type) {
+	switch r := c.req.Call.(type) {
+	case *aetherv1.Call_ListProcesses:
+		return c.s.srv.listProcesses(r.ListProcesses)
+	case *aetherv1.Call_SignalProcess:
+		return nil, signalProcess(r.SignalProcess)
 	default:
 		return nil, failf(aetherv1.Code_CODE_INVALID, "this aether does not know the request")
 	}

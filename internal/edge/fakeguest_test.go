@@ -111,6 +111,23 @@ func (g *fakeGuest) Commands() (out []GuestCommand) {
 	return out
 }
 
+// Processes is one for each running command.
+func (g *fakeGuest) Processes(context.Context) (list []Process, more bool, err error) {
+	for i, c := range g.Commands() {
+		list = append(list, Process{PID: 100 + i, Name: "fake", CPUTicks: 250, Command: c.ID(), StartedTicks: 7})
+	}
+	return list, false, nil
+}
+
+// Signal ends the command of a process.
+func (g *fakeGuest) Signal(ctx context.Context, pid, signal int, _ uint64) error {
+	all := g.Commands()
+	if pid < 100 || pid >= 100+len(all) {
+		return sandbox.Errorf(sandbox.NotFound, "process_not_found", "no process %d", pid)
+	}
+	return all[pid-100].Kill(ctx, signal)
+}
+
 func (g *fakeGuest) Running() (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -25,6 +25,8 @@ type (
 	Uppers interface {
 		Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs.Upper, error)
 		Remove(ctx context.Context, id sandbox.ID) error
+		// Usage is the bytes that the directory of id holds, as of the file system's last commit, and its limit.
+		Usage(id sandbox.ID) (used, limit int64, err error)
 		// Free is what can still be written on the disk that holds them, and its size, in bytes.
 		Free() (free, total int64, err error)
 		Sweeper
@@ -33,6 +35,8 @@ type (
 	Networks interface {
 		Acquire(ctx context.Context, id sandbox.ID) (driver.Network, error)
 		Release(ctx context.Context, id sandbox.ID) error
+		// Traffic reads the counters of a slot, without its loopback.
+		Traffic(n driver.Network) (driver.Traffic, error)
 		Sweeper
 	}
 	// Cgroups makes control groups.
@@ -41,6 +45,8 @@ type (
 		Remove(ctx context.Context, id sandbox.ID) error
 		// OOMKills counts the kernel's out-of-memory kills in the user part so far.
 		OOMKills(cg driver.Cgroups) (int64, error)
+		// Stats reads the accounts of a sandbox.
+		Stats(cg driver.Cgroups) (driver.Stats, error)
 		// KillStuck kills the children of aether that have not become a command for that long: aether waits for them.
 		KillStuck(cg driver.Cgroups, age time.Duration) (killed int, err error)
 		Sweeper
@@ -69,6 +75,10 @@ type Guest interface {
 	Running() int
 	ReadFile(ctx context.Context, f FileRead) (FileInfo, io.ReadCloser, error)
 	WriteFile(ctx context.Context, f FileWrite, r io.Reader) (size int64, sum []byte, err error)
+	// Processes lists what runs inside; more: there is more than it lists.
+	Processes(ctx context.Context) (list []Process, more bool, err error)
+	// Signal signals one process; startedTicks, if not 0, must be its own.
+	Signal(ctx context.Context, pid, signal int, startedTicks uint64) error
 }
 
 // A GuestCommand is one command of a sandbox.
@@ -93,6 +103,7 @@ type (
 	FileRead      = guest.FileRead
 	FileInfo      = guest.FileInfo
 	FileWrite     = guest.FileWrite
+	Process       = guest.Process
 	GuestOptions  = guest.Options
 	OutputQuery   = guest.OutputQuery
 	OutputReader  = guest.OutputReader

@@ -114,6 +114,22 @@ func (p *reconnecting) Running() int {
 	return 0
 }
 
+func (p *reconnecting) Processes(ctx context.Context) ([]Process, bool, error) {
+	g, err := p.await(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	return g.Processes(ctx)
+}
+
+func (p *reconnecting) Signal(ctx context.Context, pid, signal int, startedTicks uint64) error {
+	g, err := p.await(ctx)
+	if err != nil {
+		return err
+	}
+	return g.Signal(ctx, pid, signal, startedTicks)
+}
+
 func (p *reconnecting) ReadFile(ctx context.Context, f FileRead) (FileInfo, io.ReadCloser, error) {
 	g, err := p.await(ctx)
 	if err != nil {

@@ -3036,8 +3036,10 @@ func (x *WriteArchive) GetNow() bool {
 	return false
 }
 
+// ListProcesses gives a page of the processes beside aether, ascending by pid.
 type ListProcesses struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	AfterPid      int32                  `protobuf:"varint,1,opt,name=after_pid,json=afterPid,proto3" json:"after_pid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3070,6 +3072,13 @@ func (x *ListProcesses) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ListProcesses.ProtoReflect.Descriptor instead.
 func (*ListProcesses) Descriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ListProcesses) GetAfterPid() int32 {
+	if x != nil {
+		return x.AfterPid
+	}
+	return 0
 }
 
 type Process struct {
@@ -3199,6 +3208,7 @@ func (x *Process) GetThreads() uint32 {
 type Processes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Processes     []*Process             `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"`
+	NextAfter     int32                  `protobuf:"varint,2,opt,name=next_after,json=nextAfter,proto3" json:"next_after,omitempty"` // the next page's after_pid; 0 = this was the last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3238,6 +3248,13 @@ func (x *Processes) GetProcesses() []*Process {
 		return x.Processes
 	}
 	return nil
+}
+
+func (x *Processes) GetNextAfter() int32 {
+	if x != nil {
+		return x.NextAfter
+	}
+	return 0
 }
 
 type SignalProcess struct {
@@ -3618,8 +3635,9 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"keepOwners\x12!\n" +
 	"\fmake_parents\x18\x04 \x01(\bR\vmakeParents\x12(\n" +
 	"\x10no_replace_types\x18\x05 \x01(\bR\x0enoReplaceTypes\x12\x10\n" +
-	"\x03now\x18\x06 \x01(\bR\x03now\"\x0f\n" +
-	"\rListProcesses\"\xa1\x02\n" +
+	"\x03now\x18\x06 \x01(\bR\x03now\",\n" +
+	"\rListProcesses\x12\x1b\n" +
+	"\tafter_pid\x18\x01 \x01(\x05R\bafterPid\"\xa1\x02\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\x05R\x06parent\x12\x10\n" +
@@ -3633,9 +3651,11 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\n" +
 	"command_id\x18\n" +
 	" \x01(\tR\tcommandId\x12\x18\n" +
-	"\athreads\x18\v \x01(\rR\athreads\"=\n" +
+	"\athreads\x18\v \x01(\rR\athreads\"\\\n" +
 	"\tProcesses\x120\n" +
-	"\tprocesses\x18\x01 \x03(\v2\x12.aether.v1.ProcessR\tprocesses\"^\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x12.aether.v1.ProcessR\tprocesses\x12\x1d\n" +
+	"\n" +
+	"next_after\x18\x02 \x01(\x05R\tnextAfter\"^\n" +
 	"\rSignalProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12#\n" +

@@ -4550,7 +4550,7 @@ type Process struct {
 	Parent        int32                  `protobuf:"varint,2,opt,name=parent,proto3" json:"parent,omitempty"`
 	Uid           uint32                 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
-	Argv          []string               `protobuf:"bytes,5,rep,name=argv,proto3" json:"argv,omitempty"`   // shortened to 4 KiB, invalid UTF-8 replaced
+	Argv          []string               `protobuf:"bytes,5,rep,name=argv,proto3" json:"argv,omitempty"`   // shortened to 1 KiB together, invalid UTF-8 replaced
 	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"` // the letter of proc(5)
 	CpuSeconds    float64                `protobuf:"fixed64,7,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`
 	MemoryBytes   int64                  `protobuf:"varint,8,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`    // resident
@@ -4714,7 +4714,8 @@ func (x *ListProcessesRequest) GetSandboxId() string {
 
 type ListProcessesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Processes     []*Process             `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"`
+	Processes     []*Process             `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"`  // ascending by pid, at most 10,000
+	Truncated     bool                   `protobuf:"varint,2,opt,name=truncated,proto3" json:"truncated,omitempty"` // there are more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4754,6 +4755,13 @@ func (x *ListProcessesResponse) GetProcesses() []*Process {
 		return x.Processes
 	}
 	return nil
+}
+
+func (x *ListProcessesResponse) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
 }
 
 type SignalProcessRequest struct {
@@ -6466,9 +6474,10 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\athreads\x18\v \x01(\x05R\athreads\"5\n" +
 	"\x14ListProcessesRequest\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"G\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"e\n" +
 	"\x15ListProcessesResponse\x12.\n" +
-	"\tprocesses\x18\x01 \x03(\v2\x10.dsec.v1.ProcessR\tprocesses\"\x84\x01\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x10.dsec.v1.ProcessR\tprocesses\x12\x1c\n" +
+	"\ttruncated\x18\x02 \x01(\bR\ttruncated\"\x84\x01\n" +
 	"\x14SignalProcessRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +

@@ -79,6 +79,8 @@ func (u *Uppers) Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs
 
 func (u *Uppers) Remove(ctx context.Context, id sandbox.ID) error { return u.drop(ctx, "Remove", id) }
 
+func (u *Uppers) Usage(sandbox.ID) (used, limit int64, err error) { return 1 << 20, 1 << 30, nil }
+
 func (u *Uppers) Free() (free, total int64, err error) {
 	u.h.mu.Lock()
 	defer u.h.mu.Unlock()
@@ -94,6 +96,10 @@ func (n *Networks) Release(ctx context.Context, id sandbox.ID) error {
 	return n.drop(ctx, "Release", id)
 }
 
+func (n *Networks) Traffic(driver.Network) (driver.Traffic, error) {
+	return driver.Traffic{RxBytes: 10, TxBytes: 20}, nil
+}
+
 func (c *Cgroups) Create(ctx context.Context, id sandbox.ID, _ sandbox.Limits) (driver.Cgroups, error) {
 	cg := driver.Cgroups{V2Aether: fmt.Sprintf("/fake/cgroup/%s/aether", id), V2User: fmt.Sprintf("/fake/cgroup/%s/user", id)}
 	return cg, c.make(ctx, "Create", id, cg)
@@ -105,6 +111,11 @@ func (c *Cgroups) OOMKills(cg driver.Cgroups) (int64, error) {
 	c.h.mu.Lock()
 	defer c.h.mu.Unlock()
 	return c.h.oom[cg.V2User], nil
+}
+
+func (c *Cgroups) Stats(cg driver.Cgroups) (driver.Stats, error) {
+	kills, err := c.OOMKills(cg)
+	return driver.Stats{CPU: 1.5, Memory: 1 << 20, OOMKills: kills, PIDs: 1}, err
 }
 
 // KillStuck finds nothing: the fake guest forks nothing.
