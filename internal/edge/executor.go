@@ -256,10 +256,11 @@ type keeper interface {
 func (e *Edge) forget(in *instance) {
 	e.index.remove(in)
 	e.index.prune()
-	e.setWakeup(in.id, time.Time{})
 	in.mu.Lock()
 	journaled, g := in.journaled, in.guest
 	in.guest = nil // with all that it remembers
+	in.forgotten = true
+	e.setWakeup(in.id, time.Time{})
 	in.mu.Unlock()
 	e.later(func() {
 		if g, ok := g.(keeper); ok {
@@ -291,9 +292,10 @@ func (x *index) prune() {
 func (e *Edge) schedule(in *instance) {
 	u := in.use()
 	in.mu.Lock()
-	at := in.life.wake(time.Now(), u)
-	in.mu.Unlock()
-	e.setWakeup(in.id, at)
+	defer in.mu.Unlock()
+	if !in.forgotten { // by another's end, since its own
+		e.setWakeup(in.id, in.life.wake(time.Now(), u))
+	}
 }
 
 func (e *Edge) setWakeup(id sandbox.ID, at time.Time) {

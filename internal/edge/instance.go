@@ -42,6 +42,7 @@ type instance struct {
 	cause     error // why the create failed, for its callers
 	cancel    context.CancelFunc
 	setupDone chan struct{} // closed when setup has returned; nil if there was none in this process
+	forgotten bool          // no longer in the index: nothing is to be looked at any more
 	abandoned bool          // teardown went on while setup had not returned
 	tearing   bool          // an attempt is under way
 	settled   chan struct{} // closed when it is ready or shall be gone
