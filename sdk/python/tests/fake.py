@@ -564,20 +564,25 @@ class Platform:
     async def _get_output(self, request: Request, process: Process, name: str, out: Answer) -> None:
         offset = int(request.query["offset"])
         data = process.output[name]
+        if "tail" in request.query:
+            offset = max(offset, len(data) - int(request.query["tail"]))
         if not request.query.get("follow"):
             dropped = len(data) > 2 * KEEP
             if dropped and KEEP <= offset < len(data) - KEEP:
                 raise ApiError(404, "not_found", "that part of the output was dropped", "output_dropped")
             end = KEEP if dropped and offset < KEEP else len(data)
-            return await out.send(200, bytes(data[offset:end]), "application/octet-stream")
-        await out.begin(200, "application/octet-stream", None)
+            return await out.send(200, bytes(data[offset:end]), "application/octet-stream", {"Dsec-Offset": str(offset)})
+        done = {"Dsec-Final": "1"} if process.done.is_set() else {}
+        await out.begin(200, "application/octet-stream", None, {"Dsec-Offset": str(offset), **done})
+        quiet = time.monotonic() + float(request.query["wait"])
         while True:
             finished = process.done.is_set()
             if len(data) > offset:
                 await out.write(bytes(data[offset:]))
                 offset = len(data)
-            if finished:
-                return await out.end()
+                quiet = time.monotonic() + float(request.query["wait"])
+            if finished or time.monotonic() > quiet:
+                return await out.end({"Dsec-Final": "1"} if finished and not done else {})
             await asyncio.sleep(0.01)
 
     async def _put_stdin(self, request: Request, process: Process, out: Answer) -> None:
@@ -683,9 +688,10 @@ class Answer:
     async def write(self, data: bytes) -> None:
         await self._raw(b"%x;ext=1\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
-    async def end(self) -> None:
+    async def end(self, trailer: dict[str, str] | None = None) -> None:
         if self._chunked:
-            await self._raw(b"0\r\nTrailer: x\r\n\r\n")
+            lines = [f"{k}: {v}\r\n" for k, v in (trailer or {"Trailer": "x"}).items()]
+            await self._raw(b"0\r\n" + "".join(lines).encode() + b"\r\n")
 
     async def _raw(self, data: bytes) -> None:
         if self.cut_left is not None:

@@ -92,7 +92,11 @@ def _frame(status: int, headers: dict[str, str], is_11: bool) -> Head:
 
 
 class ChunkedDecoder:
-    """Takes a chunked body apart as it comes. ``done`` is true after the trailer; ``rest`` is what follows it."""
+    """Takes a chunked body apart as it comes.
+
+    ``done`` is true after the trailer, whose headers are in ``trailer`` (names in lower case, the last of each); ``rest`` is
+    what follows it.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -100,6 +104,7 @@ class ChunkedDecoder:
         self._after_data = False  # the line break behind a chunk's data is due
         self._in_trailer = False
         self._trailer_size = 0
+        self.trailer: dict[str, str] = {}
         self.done = False
 
     @property
@@ -150,6 +155,8 @@ class ChunkedDecoder:
             if self._trailer_size > _MAX_TRAILER:
                 raise ProtocolError("too long a trailer")
             self.done = not line
+            name, _, value = line.decode("latin-1").partition(":")
+            self.trailer[name.lower()] = value.strip(" \t")
             return
         digits = line.partition(b";")[0].rstrip(b" \t")
         if len(line) > _MAX_CHUNK_LINE or _HEX.fullmatch(digits) is None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from fake import Fault, Platform
@@ -384,13 +385,50 @@ async def test_started_commands(config: DSecConfig, platform: Platform) -> None:
 
 
 async def test_following_survives_broken_connections(config: DSecConfig, platform: Platform) -> None:
-    client, sandbox = await make(replace(config, stall_timeout=0.2))
+    client, sandbox = await make(replace(config, command_poll_seconds=0.1))
     platform.fault("/stdout", Fault(cut_at=170))
-    # Silence longer than stall_timeout is no failure either.
+    # In silence the platform ends its answers, and is asked again.
     command = await sandbox.start("for i in $(seq 40); do echo line $i; done; sleep 0.5; echo end")
     seen = b"".join([p async for p in command.iter_stdout()])
     assert seen == b"".join(b"line %d\n" % i for i in range(1, 41)) + b"end\n"
     assert platform.calls[f"GET /v1/sandboxes/{sandbox.id}/commands/{command.id}/stdout"] >= 3
+    await client.close()
+
+
+async def test_a_stream_cut_at_every_byte_is_exact(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = await make(config)
+    command = await sandbox.start("printf 'a\\r\\n\\n\\377\\000b'")
+    await command.wait()
+    for cut in range(240):  # of an answer with less
+        platform.fault("/stdout", Fault(cut_at=cut))
+        seen = b"".join([p async for p in command.output(follow=cut % 2 == 0)])
+        assert seen == b"a\r\n\n\377\0b", cut
+    await client.close()
+
+
+async def test_output_from_its_end(config: DSecConfig, platform: Platform) -> None:
+    client, sandbox = await make(config)
+    command = await sandbox.start("echo one; echo two; read x; echo three", stdin_open=True)
+    platform.fault("/stdout", Fault(cut_at=160))  # what is asked for after that does not begin at the end again
+    follower = command.output(tail=2, follow=True)
+    while len((await command.poll()).stdout) < 8:
+        pass
+    seen = await follower.__anext__()
+    assert await command.write_stdin(b"\n")
+    async for piece in follower:
+        seen += piece
+    assert seen == b"o\nthree\n"
+    assert b"".join([p async for p in command.output(offset=4)]) == b"two\nthree\n"
+    for bad in (
+        {"tail": -1},
+        {"tail_lines": 1.5},
+        {"offset": True},
+        {"since": "now"},
+        {"since": datetime(2026, 1, 1)},
+        {"stream": "x"},
+    ):
+        with pytest.raises(InvalidArgumentError):
+            await command.output(**bad).__anext__()
     await client.close()
 
 

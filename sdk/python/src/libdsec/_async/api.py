@@ -120,9 +120,12 @@ class Api:
         length: int | None = 0,
         wait: float = 0.0,
         once: bool = False,
+        stall: float | None = None,
     ) -> Response:
         """Make one attempt on a byte route and return its answer, whose status is 2xx."""
-        response = await self.http.stream(method, target, headers=headers, body=body, length=length, wait=wait, once=once)
+        response = await self.http.stream(
+            method, target, headers=headers, body=body, length=length, wait=wait, once=once, stall=stall
+        )
         try:
             await self._check(response)
         except BaseException:

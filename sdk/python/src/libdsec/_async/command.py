@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import secrets
 from binascii import b2a_base64
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import aclosing
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
@@ -25,6 +26,7 @@ from .._errors import (
     NotFoundError,
     UnavailableError,
 )
+from .._http1 import Head
 from .._models import CommandResult, Output, bad_response, command_result
 from .._retry import Backoff
 from .._wire import decode
@@ -109,15 +111,56 @@ class Command:
         """
         return await self._feed.send(input_of(data) or b"", close=close)
 
+    async def output(
+        self,
+        stream: str = "stdout",
+        *,
+        offset: int = 0,
+        tail: int | None = None,
+        tail_lines: int | None = None,
+        since: datetime | float | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what is kept of an output, and with ``follow`` what comes until the command ends.
+
+        Where several arguments say where it begins, the last of these places counts. A connection that breaks is made anew, for
+        up to ``retry_seconds`` without any answer, and the output goes on where it was.
+
+        Args:
+            stream: ``"stdout"`` or ``"stderr"``.
+            offset: in bytes.
+            tail: at most so many bytes before what is there now.
+            tail_lines: the same in lines.
+            since: what was written from then on: a datetime with a time zone, or seconds since 1970. The platform knows times
+                to one second, or 1/64 of the time in which the command has been writing; output may begin so much earlier.
+            follow: go on to the command's end.
+
+        Raises:
+            NotFoundError: the middle of a long output is not kept (reason ``output_dropped``); the fact ``next_offset`` says
+                where it goes on.
+        """
+        if stream not in ("stdout", "stderr"):
+            raise invalid("stream must be stdout or stderr")
+        first = f"?offset={_count(offset, 'offset')}"
+        if tail is not None:
+            first += f"&tail={_count(tail, 'tail')}"
+        if tail_lines is not None:
+            first += f"&tail_lines={_count(tail_lines, 'tail_lines')}"
+        if since is not None:
+            first += f"&since={_milliseconds(since)}"
+        async with aclosing(_output(self._api, self.sandbox_id, self.id, stream, first, follow)) as pieces:
+            async for piece in pieces:
+                yield piece
+
     async def iter_stdout(self, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield standard output as it is written, from a byte offset, until the command ends."""
-        async with aclosing(_follow(self._api, self.sandbox_id, self.id, "stdout", offset)) as pieces:
+        async with aclosing(self.output("stdout", offset=offset, follow=True)) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def iter_stderr(self, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield standard error, see ``iter_stdout``."""
-        async with aclosing(_follow(self._api, self.sandbox_id, self.id, "stderr", offset)) as pieces:
+        async with aclosing(self.output("stderr", offset=offset, follow=True)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -260,12 +303,51 @@ async def _fetch(api: Api, sandbox_id: str, command_id: str, name: str, output: 
     return b"".join(parts)
 
 
-def _output_target(sandbox_id: str, command_id: str, name: str, query: str = "") -> Any:
-    return lambda offset: f"/v1/sandboxes/{sandbox_id}/commands/{command_id}/{name}?offset={offset}{query}"
+def _output_target(sandbox_id: str, command_id: str, name: str) -> Callable[[int], str]:
+    return lambda offset: f"/v1/sandboxes/{sandbox_id}/commands/{command_id}/{name}?offset={offset}"
 
 
-async def _follow(api: Api, sandbox_id: str, command_id: str, name: str, offset: int) -> AsyncGenerator[bytes, None]:
-    download = Download(api, _output_target(sandbox_id, command_id, name, "&follow=1"), offset, patient=True)
+def _count(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 60:
+        raise invalid(f"{name} must be a number of at least 0")
+    return value
+
+
+def _milliseconds(since: object) -> int:
+    if isinstance(since, datetime):
+        if since.tzinfo is None:
+            raise invalid("since must be a datetime with a time zone, or seconds since 1970")
+        since = since.timestamp()
+    if not isinstance(since, (int, float)) or isinstance(since, bool) or not 0 <= since < 1 << 40:
+        raise invalid("since must be a datetime with a time zone, or seconds since 1970")
+    return int(since * 1000)
+
+
+async def _output(
+    api: Api, sandbox_id: str, command_id: str, name: str, first: str, follow: bool
+) -> AsyncGenerator[bytes, None]:
+    """Yield an output. Where it begins the first answer says; the further ones go on behind what was got.
+
+    No request waits longer than ``poll_seconds`` in silence: then it is asked again, and a connection that has died is
+    noticed.
+    """
+    path = f"/v1/sandboxes/{sandbox_id}/commands/{command_id}/{name}"
+    begun = False
+
+    def target(offset: int) -> str:
+        query = f"?offset={offset}" if begun else first
+        return path + query + (f"&follow=1&wait={api.poll_seconds:g}" if follow else "")
+
+    def start(head: Head) -> None:
+        nonlocal begun
+        if not begun:
+            text = head.headers.get("dsec-offset", "")
+            if not text.isdigit():
+                raise bad_response("it does not say where the output begins")
+            download.position, begun = int(text), True
+
+    stall = api.config.command_poll_seconds + api.config.stall_timeout if follow else None
+    download = Download(api, target, 0, None, start, follow=follow, stall=stall)
     try:
         while True:
             piece = await download.read()

@@ -114,6 +114,11 @@ class BodyReader:
         self._stall = stall
         self.done = head.length == 0
 
+    @property
+    def trailer(self) -> dict[str, str]:
+        """What came behind a chunked body that was read to its end."""
+        return self._chunks.trailer if self._chunks is not None else {}
+
     async def read(self) -> bytes:
         """Return the next piece, ``b""`` at the end; ConnectionError if the body was cut."""
         while not self.done:
@@ -152,14 +157,20 @@ class BodyReader:
 class Response:
     """An answer whose body is read as it comes. Must be closed; a body read to its end frees the connection for others."""
 
-    def __init__(self, client: HttpClient, conn: Connection, head: Head, *, slot: bool, reusable: bool) -> None:
+    def __init__(
+        self, client: HttpClient, conn: Connection, head: Head, *, slot: bool, reusable: bool, stall: float | None = None
+    ) -> None:
         self.status = head.status
         self.head = head
         self._client = client
         self._conn: Connection | None = conn
         self._slot = slot
         self._reusable = reusable and head.keep_alive
-        self._body = BodyReader(conn, head, client.config.stall_timeout)
+        self._body = BodyReader(conn, head, client.config.stall_timeout if stall is None else stall)
+
+    def header(self, name: str) -> str | None:
+        """Return a header of the head, or, once the body was read to its end, of the trailer. ``name`` is in lower case."""
+        return self.head.headers.get(name) or self._body.trailer.get(name)
 
     async def read(self) -> bytes:
         """Return the next piece of the body, ``b""`` at its end.
@@ -287,6 +298,7 @@ class HttpClient:
         length: int | None = 0,
         wait: float = 0.0,
         once: bool = False,
+        stall: float | None = None,
     ) -> Response:
         """Send a request whose body is streamed, and return as soon as the head of the answer is there.
 
@@ -298,6 +310,7 @@ class HttpClient:
             once: the body cannot be made again, so no kept connection is used.
             length: of the body in bytes; None: unknown, sent in chunks.
             wait: as in ``unary``, counted from the end of the request's body.
+            stall: longest pause in the answer's body, instead of ``stall_timeout``.
         """
         request = self._stream_head(method, target, headers or {}, length)
         while True:
@@ -319,7 +332,7 @@ class HttpClient:
             except BaseException:
                 self.give_back(conn, reusable=False, slot=True)
                 raise
-            return Response(self, conn, head, slot=True, reusable=sent)
+            return Response(self, conn, head, slot=True, reusable=sent, stall=stall)
 
     def _stream_head(self, method: str, target: str, headers: dict[str, str], length: int | None) -> bytes:
         lines = [f"{method} {self.endpoint.prefix}{target} HTTP/1.1\r\n", self._fixed]

@@ -16,7 +16,7 @@ from typing import Union
 from urllib.parse import quote
 
 from .. import _aio as net
-from .._errors import DSecError, DSecTimeoutError, InvalidArgumentError, UnavailableError
+from .._errors import DSecError, InvalidArgumentError, UnavailableError
 from .._http1 import Head
 from .._models import FileInfo, bad_response, parse_time
 from .._retry import Backoff
@@ -38,7 +38,9 @@ class Download:
         position: offset of the first byte.
         limit: number of bytes wanted, or None for all.
         same: called with the head of each further answer; raises if it is no longer the same content.
-        patient: silence is no failure: the content is still being made.
+        follow: the content is still being made: an answer may end before it does, when nothing came for a while, and says in
+            ``Dsec-Final`` whether it did. The bound of a pause must be longer than that.
+        stall: longest pause in an answer, instead of ``stall_timeout``.
     """
 
     def __init__(
@@ -49,13 +51,15 @@ class Download:
         limit: int | None = None,
         same: Callable[[Head], None] | None = None,
         *,
-        patient: bool = False,
+        follow: bool = False,
+        stall: float | None = None,
     ) -> None:
         self._api = api
         self._target = target
         self._limit = limit
         self._same = same
-        self._patient = patient
+        self._follow = follow
+        self._stall = stall
         self._backoff = Backoff(api.config.retry_seconds, None, net.monotonic)
         self._response: Response | None = None
         self._done = limit == 0
@@ -65,7 +69,7 @@ class Download:
         """Ask for the content and return the head of the answer."""
         while True:
             try:
-                self._response = await self._api.bytes_request("GET", self._target(self.position))
+                self._response = await self._api.bytes_request("GET", self._target(self.position), stall=self._stall)
             except DSecError as e:
                 pause = self._backoff.delay(e)
             else:
@@ -91,16 +95,25 @@ class Download:
                 piece = await self._response.read()
             except DSecError as e:
                 self._response = None
-                if self._patient and isinstance(e, DSecTimeoutError):
-                    continue
                 pause = self._backoff.delay(e)
             except BaseException:
                 self._response = None  # it has closed itself; a further read goes on at the position
                 raise
             else:
-                return self._take(piece)
+                if piece or self._ended():
+                    return self._take(piece)
+                continue
             await net.sleep(pause)
         return b""
+
+    def _ended(self) -> bool:
+        """Whether an answer that has ended was the last one."""
+        assert self._response is not None
+        if not self._follow or self._response.header("dsec-final") == "1":
+            return True
+        self._backoff.progress()
+        self._response = None
+        return False
 
     def _take(self, piece: bytes) -> bytes:
         self._backoff.progress()

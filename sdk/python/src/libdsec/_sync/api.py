@@ -121,9 +121,12 @@ class Api:
         length: int | None = 0,
         wait: float = 0.0,
         once: bool = False,
+        stall: float | None = None,
     ) -> Response:
         """Make one attempt on a byte route and return its answer, whose status is 2xx."""
-        response = self.http.stream(method, target, headers=headers, body=body, length=length, wait=wait, once=once)
+        response = self.http.stream(
+            method, target, headers=headers, body=body, length=length, wait=wait, once=once, stall=stall
+        )
         try:
             self._check(response)
         except BaseException:
