@@ -73,6 +73,7 @@ func TestWatchingIsNoActivity(t *testing.T) {
 		if reason := sandbox.ReasonOf(grpcerr.FromStatus(err)); reason != "sandbox_ended" {
 			t.Errorf("%v", err)
 		}
+		synctest.Wait() // the stream ends as soon as the end begins
 		w.expect(sandbox.ID(id), stopped, sandbox.ReasonIdle)
 		w.close()
 	})
