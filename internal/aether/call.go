@@ -49,6 +49,8 @@ func (c *call) serve() (*aetherv1.Reply, error) {
 		return c.s.srv.listProcesses(r.ListProcesses)
 	case *aetherv1.Call_SignalProcess:
 		return nil, signalProcess(r.SignalProcess)
+	case *aetherv1.Call_Resize:
+		return nil, c.s.srv.resize(r.Resize)
 	default:
 		return nil, failf(aetherv1.Code_CODE_INVALID, "this aether does not know the request")
 	}

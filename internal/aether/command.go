@@ -2,6 +2,7 @@ package aether
 
 import (
 	"bytes"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
@@ -43,6 +44,12 @@ type command struct {
 	killSignal       unix.Signal // to be sent once it has started; 0 = none
 
 	timeout         time.Duration
+	quiet           silence
+	noOutput        bool
+	tag             string
+	began           time.Time
+	window          window // of its terminal, if it has one: then out[1] is closed
+	slave           int    // of its terminal while its process runs; else -1
 	settle, expire  *time.Timer
 	settleAfter     time.Duration // the time of settle, doubled while there was nothing to see
 	drain           *time.Timer
@@ -55,15 +62,25 @@ type command struct {
 }
 
 func newCommand(srv *Server, sess *session, stream uint32, req *aetherv1.Start) *command {
-	c := &command{srv: srv, id: req.CommandId, sess: sess, stream: stream, timeout: time.Duration(req.TimeoutMs) * time.Millisecond}
+	c := &command{srv: srv, id: req.CommandId, sess: sess, stream: stream, timeout: milliseconds(req.TimeoutMs), tag: req.Tag, began: time.Now(), slave: -1}
+	c.quiet.after = milliseconds(req.NoOutputTimeoutMs)
 	c.out = [2]output{{c: c, channel: wire.Stdout, fd: -1}, {c: c, channel: wire.Stderr, fd: -1}}
-	if req.Stdin {
+	if req.Stdin || req.Terminal != nil {
 		c.stdin = &input{c: c, channel: wire.Stdin, fd: -1}
+	}
+	if t := req.Terminal; t != nil {
+		c.window = window{t.Rows, t.Cols}
+		c.out[0].tty, c.out[1].closed, c.stdin.tty = true, true, true
 	}
 	if req.ScriptFollows {
 		c.script = &input{c: c, channel: wire.Script, fd: -1}
 	}
 	return c
+}
+
+// milliseconds converts without overflow.
+func milliseconds(n uint64) time.Duration {
+	return time.Duration(min(n, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 }
 
 func (c *command) inputOf(channel uint8) *input {
@@ -80,7 +97,7 @@ func (c *command) inputOf(channel uint8) *input {
 func (c *command) started(pid int, p *pipes) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pid = pid
+	c.pid, c.slave = pid, p.slave
 	c.out[0].fd, c.out[1].fd = p.out[0], p.out[1]
 	for _, in := range []struct {
 		in *input
@@ -94,8 +111,15 @@ func (c *command) started(pid int, p *pipes) {
 	if c.timeout > 0 {
 		c.expire = time.AfterFunc(c.timeout, c.expired)
 	}
-	c.settleAfter = settleTime
-	c.settle = time.AfterFunc(settleTime, c.settleDown)
+	c.startSilence()
+	if c.slave >= 0 { // whoever waits at a terminal is to see at once
+		_ = setWindow(c.slave, c.window) // it may have been changed; it was set before
+		c.pollOutputs()
+		c.postStarted()
+	} else {
+		c.settleAfter = settleTime
+		c.settle = time.AfterFunc(settleTime, c.settleDown)
+	}
 	switch {
 	case c.killed:
 		c.killTree()
@@ -196,7 +220,7 @@ func (c *command) expired() {
 	}
 }
 
-// kill ends the tree with signal 0, else signals the process group.
+// kill ends the tree with signal 0, else signals the process group, of a terminal the one in its foreground.
 func (c *command) kill(signal unix.Signal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -223,10 +247,16 @@ func (c *command) killTree() {
 		}
 		c.srv.log.Error("kill by control group", "command_id", c.id, "error", err)
 	}
-	c.signal(unix.SIGKILL)
+	_ = unix.Kill(-c.pid, unix.SIGKILL) // fails only if the whole group has gone
 }
 
 func (c *command) signal(s unix.Signal) {
+	if c.slave >= 0 {
+		if group := c.foreground(); group > 0 {
+			_ = unix.Kill(-group, s)
+			return
+		}
+	}
 	_ = unix.Kill(-c.pid, s) // fails only if the whole group has gone
 }
 
@@ -236,10 +266,12 @@ func (c *command) exited(collect func() unix.WaitStatus) {
 	c.mu.Lock()
 	c.status = collect()
 	c.reaped = true
-	if c.expire != nil {
-		c.expire.Stop()
+	for _, t := range []*time.Timer{c.expire, c.settle, c.quiet.timer} {
+		if t != nil {
+			t.Stop()
+		}
 	}
-	c.settle.Stop()
+	c.closeSlave()
 	c.closeInputs()
 	if !c.settled {
 		for i := range c.out {
@@ -290,7 +322,7 @@ func (c *command) finishAndUnlock() {
 		if c.drain != nil {
 			c.drain.Stop()
 		}
-		c.settle, c.expire, c.drain = nil, nil, nil // results are kept by the dozen: they should be small
+		c.settle, c.expire, c.drain, c.quiet.timer = nil, nil, nil, nil // results are kept by the dozen: they should be small
 		if c.cgroup != nil {
 			c.srv.pool.release(c.cgroup)
 			c.cgroup = nil
@@ -307,6 +339,14 @@ func (c *command) finishAndUnlock() {
 	if finished {
 		c.srv.finished(c)
 	}
+	sess.flush()
+}
+
+// flush sends what is queued for the edge.
+func (c *command) flush() {
+	c.mu.Lock()
+	sess := c.sess
+	c.mu.Unlock()
 	sess.flush()
 }
 
@@ -349,9 +389,17 @@ func (c *command) postExit() {
 	c.sess.post(wire.MsgExit, c.stream, c.exit())
 }
 
+// state is what a new edge learns of c. c.mu is held.
+func (c *command) state() *aetherv1.CommandStatus {
+	return &aetherv1.CommandStatus{
+		CommandId: c.id, Running: !c.done, StdoutSize: c.out[0].total(), StderrSize: c.out[1].total(),
+		Tag: c.tag, Terminal: c.window != window{}, StartedNs: c.began.UnixNano(),
+	}
+}
+
 func (c *command) exit() *aetherv1.Exit {
 	m := &aetherv1.Exit{
-		TimedOut: c.timedOut, Killed: c.killed,
+		TimedOut: c.timedOut, Killed: c.killed, NoOutput: c.noOutput,
 		StdoutSize: c.out[0].total(), StderrSize: c.out[1].total(),
 		StdinBroken: c.stdin != nil && c.stdin.broken,
 	}

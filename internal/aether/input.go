@@ -14,6 +14,7 @@ import (
 type input struct {
 	c       *command
 	channel uint8
+	tty     bool // fd is the master of a terminal
 
 	fd      int // -1 before the command is started, once closed, or owned by file
 	file    *os.File
@@ -23,6 +24,9 @@ type input struct {
 	end     bool   // nothing follows buf
 	broken  bool   // nobody reads any more
 	closed  bool
+
+	last byte   // that was written
+	eof  []byte // what tells a terminal of the end; nil before that is known
 }
 
 // data takes bytes from the edge. It reports false if the edge broke the rules.
@@ -48,7 +52,7 @@ func (in *input) data(offset uint64, b []byte, end bool) bool {
 // advance writes what the pipe takes; once it takes no more, a goroutine does so from then on.
 func (in *input) advance() {
 	if in.file != nil {
-		if len(in.buf) == 0 { // an end alone: there is nothing that the pump would write before it looks
+		if len(in.pending()) == 0 { // an end alone: there is nothing that the pump would write before it looks
 			in.settle(in.written)
 			return
 		}
@@ -59,8 +63,8 @@ func (in *input) advance() {
 		return
 	}
 	before := in.written
-	for len(in.buf) > 0 && !in.broken {
-		n, err := unix.Write(in.fd, in.buf)
+	for len(in.pending()) > 0 && !in.broken {
+		n, err := unix.Write(in.fd, in.pending())
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case errors.Is(err, unix.EAGAIN):
@@ -75,8 +79,27 @@ func (in *input) advance() {
 	in.settle(before)
 }
 
+// pending is what is to be written next: input, and behind it what tells a terminal that it has ended.
+func (in *input) pending() []byte {
+	if len(in.buf) > 0 || !in.end || !in.tty {
+		return in.buf
+	}
+	if in.eof == nil {
+		in.c.out[0].control(func(fd int) { in.eof = endOfInput(fd, in.last) })
+	}
+	return in.eof
+}
+
 func (in *input) wrote(n int) {
+	if n <= 0 {
+		return
+	}
+	if len(in.buf) == 0 {
+		in.eof = in.eof[n:]
+		return
+	}
 	in.written += uint64(n)
+	in.last = in.buf[n-1]
 	in.buf = append(in.buf[:0], in.buf[n:]...)
 	if len(in.buf) == 0 {
 		in.buf = nil
@@ -85,7 +108,7 @@ func (in *input) wrote(n int) {
 
 // settle acknowledges and closes, as far as it goes.
 func (in *input) settle(before uint64) {
-	if in.end && len(in.buf) == 0 {
+	if in.end && len(in.pending()) == 0 {
 		in.close()
 	}
 	if in.broken || len(in.buf) == 0 || in.written-before >= wire.Window/4 {
@@ -145,7 +168,7 @@ func (in *input) pump() {
 	for range in.wake {
 		for {
 			c.mu.Lock()
-			chunk, closed := in.buf, in.closed
+			chunk, closed := in.pending(), in.closed
 			c.mu.Unlock()
 			if closed {
 				return

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +26,7 @@ var readBuffers = sync.Pool{New: func() any { b := make([]byte, readSize); retur
 type output struct {
 	c       *command
 	channel uint8
+	tty     bool // fd is the master of a terminal
 
 	fd   int      // -1 once closed or owned by file
 	file *os.File // polled; nil in a command's first moments
@@ -85,6 +87,21 @@ func (o *output) append(b []byte) {
 	}
 	o.buf = append(o.buf, b...)
 	o.c.srv.buffered.Add(int64(len(b)))
+	if o.c.quiet.timer != nil {
+		o.c.quiet.last = time.Now()
+	}
+}
+
+// control calls f with the descriptor, unless it is closed.
+func (o *output) control(f func(fd int)) {
+	switch {
+	case o.file != nil:
+		if rc, err := o.file.SyscallConn(); err == nil {
+			_ = rc.Control(func(fd uintptr) { f(int(fd)) }) // fails if it was closed
+		}
+	case o.fd >= 0:
+		f(o.fd)
+	}
 }
 
 // poll hands the pipe to a goroutine that waits for it.
@@ -145,8 +162,8 @@ func (o *output) readOnce(fd, limit int) (eof, again bool) {
 	o.c.mu.Lock() // also over the read, so that owed is exact; it does not block
 	n, err := unix.Read(fd, (*buf)[:limit])
 	if err != nil || n == 0 {
+		again = errors.Is(err, unix.EAGAIN) && !(o.tty && o.late) // late, it is all that there was
 		o.c.mu.Unlock()
-		again = errors.Is(err, unix.EAGAIN)
 		return !again && !errors.Is(err, unix.EINTR), again
 	}
 	if o.detached {
@@ -163,18 +180,36 @@ func (o *output) readOnce(fd, limit int) (eof, again bool) {
 	return false, false
 }
 
-// owe notes what is in the pipe at the end of the command.
+// owe notes what is in the pipe at the end of the command. Of a terminal the kernel tells only a part.
 func (o *output) owe() {
-	if o.closed || o.file == nil {
+	if o.closed {
 		return
 	}
-	rc, err := o.file.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = rc.Control(func(fd uintptr) { // fails if the pump closed it: then nothing is owed
-		if n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ); err == nil {
+	o.control(func(fd int) {
+		if n, err := unix.IoctlGetInt(fd, unix.TIOCINQ); err == nil {
 			o.owed = n
+		}
+		if o.tty {
+			o.owed = ptyHeld
+		}
+	})
+}
+
+// readRest takes what a terminal still has, and sees whether that is all: what was owed was only a bound.
+func (o *output) readRest() {
+	buf := readBuffers.Get().(*[]byte)
+	defer readBuffers.Put(buf)
+	o.control(func(fd int) {
+		for o.owed > 0 && o.room() > 0 {
+			n, err := unix.Read(fd, (*buf)[:min(o.room(), readSize)])
+			switch {
+			case errors.Is(err, unix.EINTR):
+			case err != nil || n <= 0:
+				o.owed = 0
+			default:
+				o.append((*buf)[:n])
+				o.owed -= n
+			}
 		}
 	})
 }
@@ -246,19 +281,28 @@ func (o *output) wakeUp() {
 // drained ends the stream, or lets it end once what is owed has been read.
 func (o *output) drained() {
 	o.late = true
+	if o.tty && !o.closed {
+		o.readRest()
+	}
 	if o.owed <= 0 {
 		o.detach()
 	}
 }
 
 // detach ends the stream for the caller; the pipe stays open for those who write to it, as long as there are not too many.
+// A terminal hangs up.
 func (o *output) detach() {
-	if !o.closed {
-		o.closed, o.detached = true, true
-		o.wakeUp()
-		if o.file != nil {
-			o.c.srv.hold(o.file)
-		}
+	if o.closed {
+		return
+	}
+	o.closed, o.detached = true, true
+	o.wakeUp()
+	switch {
+	case o.file == nil:
+	case o.tty:
+		_ = o.file.Close() // also ends the pump's wait
+	default:
+		o.c.srv.hold(o.file)
 	}
 }
 

@@ -40,6 +40,9 @@ func programOf(req *aetherv1.Start, env []string, acc account) (program, error) 
 	if req.Shell != "" || req.ScriptFollows {
 		return shellProgram(req), nil
 	}
+	if len(req.Argv) == 0 {
+		return program{shell: true, candidates: loginShells(acc)}, nil
+	}
 	name := req.Argv[0]
 	if !strings.Contains(name, "/") {
 		found, err := lookPath(name, envValue(env, "PATH"), req.Cwd, acc)
@@ -164,6 +167,16 @@ func environment(sent []string, defaults map[string]string, acc account) []strin
 	add("LOGNAME", name)
 	add("SHELL", shell)
 	add("PATH", defaultPath)
+	return env
+}
+
+// terminalEnv says what programs at a terminal want to know.
+func terminalEnv(env []string) []string {
+	for _, kv := range [][2]string{{"TERM", defaultTerm}, {"LANG", defaultLang}} {
+		if !hasEnv(env, kv[0]) {
+			env = append(env, kv[0]+"="+kv[1])
+		}
+	}
 	return env
 }
 

@@ -310,7 +310,7 @@ func (s *Server) statuses() []*aetherv1.CommandStatus {
 	out := make([]*aetherv1.CommandStatus, 0, len(commands))
 	for _, c := range commands {
 		c.mu.Lock()
-		out = append(out, &aetherv1.CommandStatus{CommandId: c.id, Running: !c.done, StdoutSize: c.out[0].total(), StderrSize: c.out[1].total()})
+		out = append(out, c.state())
 		c.mu.Unlock()
 	}
 	return out

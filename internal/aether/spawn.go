@@ -111,12 +111,15 @@ func (s *spawner) start(j job) {
 		return
 	}
 	env := environment(j.req.Env, s.env, acc)
+	if j.req.Terminal != nil {
+		env = terminalEnv(env)
+	}
 	prog, err := programOf(j.req, env, acc)
 	if err != nil {
 		j.c.failed(asFailure("find the program", err))
 		return
 	}
-	pipes, err := s.openPipes(j.req, acc)
+	pipes, err := s.openPipes(j, acc)
 	if err != nil {
 		j.c.failed(asFailure("make pipes", err))
 		return
@@ -136,6 +139,9 @@ func (s *spawner) start(j job) {
 		s.reaper.add(pid, j.c)
 	}
 	s.forking.Unlock()
+	if fail == nil && pipes.slave >= 0 {
+		j.c.flush()
+	}
 	if fail != nil {
 		pipes.closeParent()
 		if j.c.cgroup != nil {
@@ -152,7 +158,7 @@ func (s *spawner) fork(j job, prog program, env []string, acc account, p *pipes)
 		return 0, fail
 	}
 	defer unix.Close(cwd)
-	attr := &syscall.ProcAttr{Dir: refPath(cwd), Env: env, Files: p.child, Sys: &syscall.SysProcAttr{Setsid: true}}
+	attr := &syscall.ProcAttr{Dir: refPath(cwd), Env: env, Files: p.child, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: p.slave >= 0}}
 	if !acc.sameRights() || (len(acc.groups) > 0 && os.Geteuid() == 0) {
 		attr.Sys.Credential = &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups}
 	}
@@ -179,11 +185,20 @@ type pipes struct {
 	stdin      int   // our ends, non-blocking; -1 = none
 	script     int
 	out        [2]int
+	slave      int // of a terminal, which is all of stdin and out[0]
 }
 
-func (s *spawner) openPipes(req *aetherv1.Start, acc account) (*pipes, error) {
-	p := &pipes{stdin: -1, script: -1, out: [2]int{-1, -1}}
-	err := p.open(s.null, req, acc)
+func (s *spawner) openPipes(j job, acc account) (*pipes, error) {
+	p := &pipes{stdin: -1, script: -1, out: [2]int{-1, -1}, slave: -1}
+	var err error
+	if size := j.c.windowNow(); size != (window{}) {
+		err = p.openTerminal(size, acc)
+	} else {
+		err = p.open(s.null, j.req.Stdin, acc)
+	}
+	if err == nil && j.req.ScriptFollows {
+		p.script, err = p.add(acc, false)
+	}
 	if err != nil {
 		p.closeChild()
 		p.closeParent()
@@ -192,10 +207,20 @@ func (s *spawner) openPipes(req *aetherv1.Start, acc account) (*pipes, error) {
 	return p, nil
 }
 
-func (p *pipes) open(null int, req *aetherv1.Start, acc account) error {
+func (p *pipes) openTerminal(size window, acc account) error {
+	t, err := openTerminal("/dev/ptmx", size, acc)
+	if err != nil {
+		return err
+	}
+	p.stdin, p.out[0], p.slave = t.input, t.master, t.slave
+	p.child = []uintptr{uintptr(t.slave), uintptr(t.slave), uintptr(t.slave)}
+	return nil
+}
+
+func (p *pipes) open(null int, stdin bool, acc account) error {
 	var err error
 	switch {
-	case req.Stdin:
+	case stdin:
 		if p.stdin, err = p.add(acc, false); err != nil {
 			return err
 		}
@@ -213,10 +238,7 @@ func (p *pipes) open(null int, req *aetherv1.Start, acc account) error {
 			return err
 		}
 	}
-	if req.ScriptFollows {
-		p.script, err = p.add(acc, false)
-	}
-	return err
+	return nil
 }
 
 // add makes one pipe, gives its far end to the child and returns ours. The pipe belongs to the command's user, who could
@@ -251,7 +273,7 @@ func (p *pipes) closeChild() {
 }
 
 func (p *pipes) closeParent() {
-	for _, fd := range []int{p.stdin, p.script, p.out[0], p.out[1]} {
+	for _, fd := range []int{p.stdin, p.script, p.out[0], p.out[1], p.slave} {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
@@ -267,7 +289,7 @@ func checkStart(req *aetherv1.Start) *failure {
 		}
 	}
 	switch {
-	case kinds != 1 && !req.AttachOnly:
+	case kinds != 1 && !req.AttachOnly && (kinds > 1 || req.Terminal == nil):
 		return failf(aetherv1.Code_CODE_INVALID, "exactly one of argv and shell must be given")
 	case req.CommandId == "" || len(req.CommandId) > 64:
 		return failf(aetherv1.Code_CODE_INVALID, "no valid command id")
@@ -275,6 +297,11 @@ func checkStart(req *aetherv1.Start) *failure {
 		return failf(aetherv1.Code_CODE_NO_CWD, "working directory %q is not absolute", clip(req.Cwd, 256))
 	case len(req.Argv) > 0 && req.Argv[0] == "":
 		return failf(aetherv1.Code_CODE_INVALID, "the program's name is empty")
+	}
+	if t := req.Terminal; t != nil {
+		if f := checkTerminal(t.Rows, t.Cols); f != nil {
+			return f
+		}
 	}
 	for _, list := range [][]string{req.Argv, req.Env, {req.Shell, req.Cwd, req.User}} {
 		for _, s := range list {

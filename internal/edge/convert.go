@@ -225,7 +225,7 @@ func resultOf(c GuestCommand, limit int) *dsecv1.CommandResult {
 	out := &dsecv1.CommandResult{
 		CommandId: c.ID(), Running: r.Running, ExitCode: int32(r.ExitCode), Signal: int32(r.Signal), SignalName: signalName(r.Signal),
 		TimedOut: r.TimedOut, OomKilled: r.OOMKilled, Killed: r.Killed, StdinBroken: r.StdinBroken, StartedAt: timeTo(r.StartedAt),
-		EndedAt: timeTo(r.EndedAt), Description: r.Description,
+		EndedAt: timeTo(r.EndedAt), Description: r.Description, Tag: r.Tag, Terminal: r.Terminal, NoOutput: r.NoOutput, StdinSize: r.StdinSize,
 		Stdout: &dsecv1.Output{Size: r.Stdout.Size, HeadSize: r.Stdout.Head, TailSize: r.Stdout.Tail},
 		Stderr: &dsecv1.Output{Size: r.Stderr.Size, HeadSize: r.Stderr.Head, TailSize: r.Stderr.Tail},
 	}

@@ -83,7 +83,7 @@ func (g *fakeGuest) Start(_ context.Context, id string, cmd sandbox.Command) (Gu
 	if strings.HasPrefix(cmd.Shell, "no-such") {
 		return nil, sandbox.Errorf(sandbox.NotFound, "program_not_found", "no program")
 	}
-	c := &fakeCommand{id: id, ended: make(chan struct{}), grown: make(chan struct{}), result: CommandResult{Running: true, StartedAt: time.Now(), Description: cmd.Shell}}
+	c := &fakeCommand{id: id, ended: make(chan struct{}), grown: make(chan struct{}), result: CommandResult{Running: true, StartedAt: time.Now(), Description: cmd.Shell, Tag: cmd.Tag, Terminal: cmd.Terminal != nil}}
 	g.commands[id] = c
 	g.wg.Go(func() { c.run(cmd); g.change() })
 	return c, nil
@@ -178,6 +178,8 @@ type fakeCommand struct {
 	in     []byte
 	inEnd  bool
 	result CommandResult
+	rows   int
+	cols   int
 }
 
 func (c *fakeCommand) run(cmd sandbox.Command) {
@@ -242,6 +244,7 @@ func (c *fakeCommand) finish(r CommandResult) {
 		return
 	}
 	r.StartedAt, r.EndedAt, r.Description = c.result.StartedAt, time.Now(), c.result.Description
+	r.Tag, r.Terminal = c.result.Tag, c.result.Terminal
 	c.result = r
 	close(c.ended)
 	c.growLocked()
@@ -279,6 +282,18 @@ func (c *fakeCommand) SetOOM(killed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.result.OOMKilled = killed
+}
+
+func (c *fakeCommand) Known(context.Context) error { return nil }
+
+func (c *fakeCommand) Resize(_ context.Context, rows, cols int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.result.Terminal {
+		return sandbox.Errorf(sandbox.FailedPrecondition, "no_terminal", "no terminal")
+	}
+	c.rows, c.cols = rows, cols
+	return nil
 }
 
 func (c *fakeCommand) Kill(context.Context, int) error {

@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -237,6 +238,9 @@ func (s *server) Exec(ctx context.Context, req *dsecv1.ExecRequest) (*dsecv1.Com
 	}
 	defer s.e.begin(in)()
 	c, err := s.e.exec(ctx, in, req.GetCommandId(), cmd, wait)
+	if err == nil {
+		err = c.Known(ctx)
+	}
 	if err != nil {
 		return nil, s.wire(ctx, "Exec", err)
 	}
@@ -260,6 +264,9 @@ func (s *server) GetCommand(ctx context.Context, req *dsecv1.GetCommandRequest) 
 	if err := s.e.await(ctx, in, c, wait); err != nil {
 		return nil, s.wire(ctx, "GetCommand", err)
 	}
+	if err := c.Known(ctx); err != nil {
+		return nil, s.wire(ctx, "GetCommand", err)
+	}
 	return resultOf(c, inlineOf(req.GetInlineLimit())), nil
 }
 
@@ -275,9 +282,22 @@ func (s *server) ListCommands(ctx context.Context, req *dsecv1.ListCommandsReque
 	defer s.e.begin(in)()
 	resp := &dsecv1.ListCommandsResponse{}
 	for _, c := range g.Commands() {
-		resp.Commands = append(resp.Commands, resultOf(c, -1))
+		if err := c.Known(ctx); err != nil {
+			return nil, s.wire(ctx, "ListCommands", err)
+		}
+		if r := resultOf(c, -1); wanted(r, req) {
+			resp.Commands = append(resp.Commands, r)
+		}
 	}
+	slices.SortStableFunc(resp.Commands, func(a, b *dsecv1.CommandResult) int { // newest first
+		return cmp.Or(b.GetStartedAt().AsTime().Compare(a.GetStartedAt().AsTime()), strings.Compare(a.CommandId, b.CommandId))
+	})
 	return resp, nil
+}
+
+func wanted(r *dsecv1.CommandResult, req *dsecv1.ListCommandsRequest) bool {
+	return (req.GetTag() == "" || req.GetTag() == r.GetTag()) && (req.GetSession() == "" || req.GetSession() == r.GetSession()) &&
+		(!req.GetRunning() || r.GetRunning())
 }
 
 func (s *server) KillCommand(ctx context.Context, req *dsecv1.KillCommandRequest) (*dsecv1.KillCommandResponse, error) {
@@ -300,6 +320,22 @@ func (s *server) KillCommand(ctx context.Context, req *dsecv1.KillCommandRequest
 		return nil, s.wire(ctx, "KillCommand", err)
 	}
 	return &dsecv1.KillCommandResponse{}, nil
+}
+
+func (s *server) ResizeTerminal(ctx context.Context, req *dsecv1.ResizeTerminalRequest) (*dsecv1.ResizeTerminalResponse, error) {
+	in, err := s.find(ctx, req.GetSandboxId())
+	if err != nil {
+		return nil, s.wire(ctx, "ResizeTerminal", err)
+	}
+	c, err := in.command(req.GetCommandId())
+	if err != nil {
+		return nil, s.wire(ctx, "ResizeTerminal", err)
+	}
+	defer s.e.begin(in)()
+	if err := c.Resize(ctx, int(req.GetRows()), int(req.GetCols())); err != nil {
+		return nil, s.wire(ctx, "ResizeTerminal", err)
+	}
+	return &dsecv1.ResizeTerminalResponse{}, nil
 }
 
 func (s *server) GetStatus(ctx context.Context, _ *edgev1.GetStatusRequest) (*edgev1.Status, error) {

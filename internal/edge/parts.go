@@ -94,6 +94,10 @@ type GuestCommand interface {
 	WriteStdin(ctx context.Context, offset int64, r io.Reader, close bool) (int64, error)
 	Kill(ctx context.Context, signal int) error
 	SetOOM(killed bool)
+	// Known waits until the result says how much input has arrived.
+	Known(ctx context.Context) error
+	// Resize sets the window of its terminal.
+	Resize(ctx context.Context, rows, cols int) error
 }
 
 // Plain data of the guest's client.

@@ -768,6 +768,7 @@ type CommandStatus struct {
 	StderrSize    uint64                 `protobuf:"varint,4,opt,name=stderr_size,json=stderrSize,proto3" json:"stderr_size,omitempty"`
 	Tag           string                 `protobuf:"bytes,5,opt,name=tag,proto3" json:"tag,omitempty"`
 	Terminal      bool                   `protobuf:"varint,6,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	StartedNs     int64                  `protobuf:"varint,7,opt,name=started_ns,json=startedNs,proto3" json:"started_ns,omitempty"` // Unix time
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -842,6 +843,13 @@ func (x *CommandStatus) GetTerminal() bool {
 		return x.Terminal
 	}
 	return false
+}
+
+func (x *CommandStatus) GetStartedNs() int64 {
+	if x != nil {
+		return x.StartedNs
+	}
+	return 0
 }
 
 type Error struct {
@@ -3460,7 +3468,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\tno_output\x18\b \x01(\bR\bnoOutput\"\x1e\n" +
 	"\x04Kill\x12\x16\n" +
 	"\x06signal\x18\x01 \x01(\x05R\x06signal\"\t\n" +
-	"\aRelease\"\xb8\x01\n" +
+	"\aRelease\"\xd7\x01\n" +
 	"\rCommandStatus\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x18\n" +
@@ -3470,7 +3478,9 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\vstderr_size\x18\x04 \x01(\x04R\n" +
 	"stderrSize\x12\x10\n" +
 	"\x03tag\x18\x05 \x01(\tR\x03tag\x12\x1a\n" +
-	"\bterminal\x18\x06 \x01(\bR\bterminal\"\\\n" +
+	"\bterminal\x18\x06 \x01(\bR\bterminal\x12\x1d\n" +
+	"\n" +
+	"started_ns\x18\a \x01(\x03R\tstartedNs\"\\\n" +
 	"\x05Error\x12#\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x0f.aether.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +

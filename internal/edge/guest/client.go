@@ -221,7 +221,7 @@ func (c *Client) adopt(known []*aetherv1.CommandStatus) {
 	c.mu.Lock()
 	for _, k := range known {
 		names[k.CommandId] = true
-		m := adoptedCommand(c, k.CommandId)
+		m := adoptedCommand(c, k)
 		c.commands[m.id] = m
 		c.running++
 	}

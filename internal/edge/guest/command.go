@@ -34,8 +34,12 @@ type Result struct {
 	ExitCode, Signal                         int // 128+Signal if a signal ended it
 	TimedOut, Killed, OOMKilled, StdinBroken bool
 	Stdout, Stderr                           StreamSize
+	NoOutput                                 bool // timed out, for want of output
 	StartedAt, EndedAt                       time.Time
 	Description                              string // what ran, shortened; "" if an earlier edge started it
+	Tag                                      string
+	Terminal                                 bool
+	StdinSize                                int64 // bytes of input that have arrived; see Known
 }
 
 // A Command is one command of a sandbox.
@@ -72,9 +76,13 @@ func newCommand(c *Client, id string) *Command {
 }
 
 // adoptedCommand is one that an earlier edge started.
-func adoptedCommand(c *Client, id string) *Command {
-	m := newCommand(c, id)
+func adoptedCommand(c *Client, k *aetherv1.CommandStatus) *Command {
+	m := newCommand(c, k.CommandId)
 	m.started = true
+	m.result.Tag, m.result.Terminal = k.Tag, k.Terminal
+	if at := time.Unix(0, k.StartedNs); k.StartedNs > 0 && at.Before(m.result.StartedAt) { // else it is not true
+		m.result.StartedAt = at
+	}
 	m.stdin = &input{m: m, channel: wire.Stdin, unknown: true}
 	for i := range m.out {
 		m.out[i].recover()
@@ -159,15 +167,19 @@ func (m *Command) prepare(cmd sandbox.Command) {
 	if cmd.Timeout > 0 {
 		req.TimeoutMs = uint64(max(1, (cmd.Timeout+time.Millisecond-1)/time.Millisecond))
 	}
-	if len(cmd.Env) > 0 {
-		req.Env = make([]string, 0, len(cmd.Env))
-		for _, k := range slices.Sorted(maps.Keys(cmd.Env)) {
-			req.Env = append(req.Env, k+"="+cmd.Env[k])
-		}
+	if cmd.NoOutputTimeout > 0 {
+		req.NoOutputTimeoutMs = uint64(max(1, (cmd.NoOutputTimeout+time.Millisecond-1)/time.Millisecond))
 	}
-	if len(cmd.Stdin) > 0 || cmd.StdinFollows {
+	req.Tag, m.result.Tag = cmd.Tag, cmd.Tag
+	req.Env = environment(cmd)
+	follows := cmd.StdinFollows
+	if t := cmd.Terminal; t != nil {
+		follows, m.result.Terminal = true, true
+		req.Terminal = &aetherv1.Terminal{Rows: uint32(orDefault(t.Rows, sandbox.DefaultRows)), Cols: uint32(orDefault(t.Cols, sandbox.DefaultCols))}
+	}
+	if len(cmd.Stdin) > 0 || follows {
 		req.Stdin = true
-		m.stdin = &input{m: m, channel: wire.Stdin, buf: slices.Clone(cmd.Stdin), end: !cmd.StdinFollows}
+		m.stdin = &input{m: m, channel: wire.Stdin, buf: slices.Clone(cmd.Stdin), end: !follows}
 	}
 	if len(req.Shell) > inlineScript {
 		// The shell closes its copy of the pipe first, so that nothing that the script starts inherits it.
@@ -178,11 +190,36 @@ func (m *Command) prepare(cmd sandbox.Command) {
 	m.result.Description = describe(cmd)
 }
 
+func orDefault(n, otherwise int) int {
+	if n == 0 {
+		return otherwise
+	}
+	return n
+}
+
+// environment is cmd's in the form of the kernel. What kind of terminal it has is what was said of the terminal.
+func environment(cmd sandbox.Command) []string {
+	env := make([]string, 0, len(cmd.Env)+1)
+	told := cmd.Terminal != nil && cmd.Terminal.Term != ""
+	for _, k := range slices.Sorted(maps.Keys(cmd.Env)) {
+		if k != "TERM" || !told {
+			env = append(env, k+"="+cmd.Env[k])
+		}
+	}
+	if told {
+		env = append(env, "TERM="+cmd.Terminal.Term)
+	}
+	return env
+}
+
 // describe is what ran, in one short line of valid UTF-8.
 func describe(cmd sandbox.Command) string {
 	s := cmd.Shell
-	if s == "" {
+	switch {
+	case len(cmd.Argv) > 0:
 		s = strings.Join(cmd.Argv[:min(len(cmd.Argv), 32)], " ")
+	case s == "":
+		s = "login shell"
 	}
 	if len(s) > maxDescription {
 		s = s[:maxDescription]
@@ -306,7 +343,47 @@ func (m *Command) Result() Result {
 	r := m.result
 	r.Running = !m.done
 	r.Stdout, r.Stderr = m.out[0].sizes(), m.out[1].sizes()
+	if m.stdin != nil {
+		r.StdinSize = int64(m.stdin.next())
+	}
 	return r
+}
+
+// Known waits until it is known how much of its input the command has been given: of one that an earlier edge started,
+// aether has to say it.
+func (m *Command) Known(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, unresponsive("say how much input it has"))
+	defer cancel()
+	err := m.wait(ctx, func() bool { return m.stdin == nil || !m.stdin.unknown || m.done || m.err != nil })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err != nil {
+		return nil // there is nothing more to know
+	}
+	return err
+}
+
+// Resize sets the window of the command's terminal. To an ended command it does nothing.
+func (m *Command) Resize(ctx context.Context, rows, cols int) error {
+	switch r := m.Result(); {
+	case rows < 1 || rows > sandbox.MaxTerminalSize || cols < 1 || cols > sandbox.MaxTerminalSize:
+		return sandbox.Errorf(sandbox.InvalidArgument, "invalid_terminal", "a terminal of %d rows and %d columns; each must be 1 to %d", rows, cols, sandbox.MaxTerminalSize)
+	case !r.Terminal:
+		return sandbox.Errorf(sandbox.FailedPrecondition, "no_terminal", "the command was started without a terminal")
+	case !r.Running:
+		return nil
+	}
+	m.c.changed(true)
+	req := &aetherv1.Resize{CommandId: m.id, Rows: uint32(rows), Cols: uint32(cols)}
+	for attempt := 0; ; attempt++ {
+		_, err := m.c.call(ctx, &aetherv1.Call{Call: &aetherv1.Call_Resize{Resize: req}}, "command_not_found", requestTimeout)
+		if !errors.Is(err, errBroken) || attempt == 2 { // the same size twice does no harm
+			if err != nil && m.isDone() {
+				return nil
+			}
+			return err
+		}
+	}
 }
 
 // SetOOM records whether the kernel's OOM killer ended something of the command.

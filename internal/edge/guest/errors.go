@@ -30,6 +30,7 @@ var meanings = map[aetherv1.Code]meaning{
 	aetherv1.Code_CODE_NOT_DIRECTORY:  {sandbox.FailedPrecondition, "not_directory"},
 	aetherv1.Code_CODE_EXISTS:         {sandbox.AlreadyExists, "file_exists"},
 	aetherv1.Code_CODE_IO:             {sandbox.DataLoss, "io_error"},
+	aetherv1.Code_CODE_NO_TERMINALS:   {sandbox.ResourceExhausted, "no_terminals"},
 	aetherv1.Code_CODE_DIGEST:         {sandbox.InvalidArgument, "content_mismatch"},
 }
 

@@ -172,6 +172,9 @@ func (l *link) greeting(t wire.Type, payload []byte) error {
 		if !sandbox.ValidCommandID(k.CommandId) || seen[k.CommandId] { // twice, it would count as running for ever
 			return violation("greeting with an invalid command id")
 		}
+		if k.Tag != "" && !sandbox.ValidTag(k.Tag) {
+			return violation("greeting with an invalid tag")
+		}
 		seen[k.CommandId] = true
 	}
 	l.greeted = true

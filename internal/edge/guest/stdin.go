@@ -129,7 +129,7 @@ func (m *Command) WriteStdin(ctx context.Context, offset int64, r io.Reader, clo
 		return 0, ctx.Err()
 	}
 	m.c.changed(true)
-	if err := m.waitStdinKnown(ctx); err != nil {
+	if err := m.Known(ctx); err != nil {
 		return 0, err
 	}
 	in, skip, err := m.stdinAt(offset)
@@ -158,13 +158,6 @@ func (m *Command) WriteStdin(ctx context.Context, offset int64, r io.Reader, clo
 			return m.stdinOffset(in), sandbox.Errorf(sandbox.Canceled, "stdin_interrupted", "reading the input failed").WithCause(rerr)
 		}
 	}
-}
-
-// waitStdinKnown waits until aether said how much of the input it has.
-func (m *Command) waitStdinKnown(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, unresponsive("say how much input it has"))
-	defer cancel()
-	return m.wait(ctx, func() bool { return m.stdin == nil || !m.stdin.unknown || m.done })
 }
 
 func (m *Command) stdinAt(offset int64) (in *input, skip int64, err error) {
