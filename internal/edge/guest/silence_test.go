@@ -65,7 +65,7 @@ func heldBack(t *testing.T, c *Client, limit time.Duration) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := m.Output(1, 0, true) // and is not read
+	out := follow(t, m, 1) // and is not read
 	last := int64(-1)
 	waitFor(t, "standstill", func() bool {
 		time.Sleep(3 * limit)

@@ -35,7 +35,7 @@ func sit(t *testing.T, c *Client, cmd sandbox.Command) *typist {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &typist{t: t, ctx: ctx, m: m, out: m.Output(1, 0, true)}
+	s := &typist{t: t, ctx: ctx, m: m, out: follow(t, m, 1)}
 	stop := context.AfterFunc(ctx, func() { s.out.Close() })
 	t.Cleanup(func() { stop(); s.out.Close() })
 	return s
@@ -330,7 +330,10 @@ func TestTerminalOutputHasNoGap(t *testing.T) {
 	offset := int64(len("ready\n"))
 	var got []byte
 	for len(got) < size {
-		out := s.m.Output(1, offset, true)
+		out, err := s.m.Output(1, OutputQuery{Offset: offset, Follow: true})
+		if err != nil {
+			t.Fatal(err)
+		}
 		want := min(1+rnd.IntN(700_000), size-len(got))
 		piece := make([]byte, want)
 		if _, err := io.ReadFull(out, piece); err != nil {
@@ -407,7 +410,7 @@ func TestNextEdgeGoesOnAtTheTerminal(t *testing.T) {
 	if err := m.Resize(s.ctx, 30, 100); err != nil {
 		t.Error(err)
 	}
-	next := &typist{t: t, ctx: s.ctx, m: m, out: m.Output(1, 0, true), offset: r.StdinSize}
+	next := &typist{t: t, ctx: s.ctx, m: m, out: follow(t, m, 1), offset: r.StdinSize}
 	defer next.out.Close()
 	if got := next.sees("got one\r\n"); got != "ready\r\n" {
 		t.Errorf("%q", got)
