@@ -64,6 +64,10 @@ func (b *byteStream) serve() (*aetherv1.Done, error) {
 	switch r := b.req.Open.(type) {
 	case *aetherv1.Open_Dial:
 		return b.dial(r.Dial)
+	case *aetherv1.Open_ReadArchive:
+		return b.readArchive(r.ReadArchive)
+	case *aetherv1.Open_WriteArchive:
+		return b.writeArchive(r.WriteArchive)
 	default:
 		return nil, failf(aetherv1.Code_CODE_INVALID, "this aether does not know the request")
 	}

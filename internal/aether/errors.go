@@ -3,6 +3,7 @@ package aether
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -62,4 +63,14 @@ func clip(s string, n int) string {
 		return s[:n] + "…"
 	}
 	return s
+}
+
+// quoted is a name from a tree or an archive, fit for a message.
+func quoted(name string) string { return strconv.Quote(clip(name, 256)) }
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.Itoa(n) + " " + many
 }

@@ -162,9 +162,11 @@ func (t *writeTransfer) check(size uint64, sum []byte) error {
 
 // checkDisk refuses files in memory. Their pages stay charged to the group of who writes them, which is ours: small, and
 // meant for this process alone. A link that leads to /dev/shm would be enough to have it killed.
-func checkDisk(f *os.File) error {
+func checkDisk(f *os.File) error { return checkDiskFD(int(f.Fd())) }
+
+func checkDiskFD(fd int) error {
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+	if err := unix.Fstatfs(fd, &st); err != nil {
 		return err
 	}
 	if st.Type == unix.TMPFS_MAGIC {

@@ -32,6 +32,10 @@ var meanings = map[aetherv1.Code]meaning{
 	aetherv1.Code_CODE_IO:             {sandbox.DataLoss, "io_error"},
 	aetherv1.Code_CODE_NO_TERMINALS:   {sandbox.ResourceExhausted, "no_terminals"},
 	aetherv1.Code_CODE_DIGEST:         {sandbox.InvalidArgument, "content_mismatch"},
+	aetherv1.Code_CODE_UNSAFE_ENTRY:   {sandbox.InvalidArgument, "unsafe_entry"},
+	aetherv1.Code_CODE_BAD_ARCHIVE:    {sandbox.InvalidArgument, "bad_archive"},
+	aetherv1.Code_CODE_NOT_EMPTY:      {sandbox.FailedPrecondition, "directory_not_empty"},
+	aetherv1.Code_CODE_CHANGED:        {sandbox.FailedPrecondition, "file_changed"},
 }
 
 const maxErrorText = 2048

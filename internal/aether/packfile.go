@@ -1,0 +1,179 @@
+package aether
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/pax"
+)
+
+// file packs a regular file. One that grows is cut to what it was, one that shrinks is filled up with zeros, and both are
+// told at the end.
+func (p *packer) file(dir int, name, base string) error {
+	fd, err := openFile(dir, base)
+	if err != nil {
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ELOOP) { // it was replaced
+			p.problem(name, err)
+		}
+		return nil
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		p.problem(name, err)
+		return nil
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG { // it was replaced
+		p.done.Skipped++
+		return nil
+	}
+	if checkStored(fd) != nil { // a single file of /proc, mounted elsewhere
+		p.done.Skipped++
+		return nil
+	}
+	if first := p.earlier(&st, name); first != "" {
+		return p.header(headerOf(&st, name, pax.Link, first))
+	}
+	h := headerOf(&st, name, pax.File, "")
+	h.Size = st.Size
+	h.Xattrs = p.xattrs(fd, name)
+	if st.Size > pax.MaxSize {
+		p.problem(name, failf(aetherv1.Code_CODE_INVALID, "it is larger than %d bytes", int64(pax.MaxSize)))
+		return nil
+	}
+	if st.Blocks*512 < st.Size {
+		h.Data = dataOf(fd, st.Size)
+	}
+	if err := p.header(h); err != nil {
+		return err
+	}
+	if st.Size == 0 {
+		return nil
+	}
+	return p.content(fd, h, &st)
+}
+
+// openFile opens without effects on what may have taken the file's place.
+func openFile(dir int, base string) (int, error) {
+	for {
+		fd, err := unix.Openat(dir, base, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return fd, err
+		}
+	}
+}
+
+// content sends what is stored of a file.
+func (p *packer) content(fd int, h *pax.Header, st *unix.Stat_t) error {
+	all := [1]pax.Segment{{Off: 0, Len: h.Size}}
+	segments := all[:]
+	if h.Data != nil {
+		segments = h.Data
+	}
+	var failed error
+	for _, s := range segments {
+		for off, end := s.Off, s.Off+s.Len; off < end; {
+			if p.ctx.Err() != nil {
+				return errCanceled
+			}
+			space := p.w.Space()
+			space = space[:min(int64(len(space)), end-off)]
+			n := 0
+			if failed == nil {
+				n, failed = readAt(fd, space, off)
+			}
+			if failed != nil {
+				clear(space)
+				n = len(space)
+			}
+			if err := p.w.Advance(n); err != nil {
+				return err
+			}
+			off += int64(n)
+		}
+	}
+	var now unix.Stat_t
+	switch err := unix.Fstat(fd, &now); {
+	case failed != nil || err != nil:
+		p.problem(h.Name, errors.Join(failed, err))
+	case now.Size < st.Size:
+		p.problem(h.Name, errShrunk)
+	case now.Size != st.Size || now.Mtim != st.Mtim:
+		p.done.Changed++
+	}
+	return nil
+}
+
+var errShrunk = failf(aetherv1.Code_CODE_CHANGED, "the file became shorter while it was read; try again when nothing writes to it")
+
+// readAt reads some of a file that should have it.
+func readAt(fd int, b []byte, off int64) (int, error) {
+	for {
+		n, err := unix.Pread(fd, b, off)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, errShrunk
+		default:
+			return n, nil
+		}
+	}
+}
+
+// firstHole is the smallest hole that is kept at first.
+const firstHole = 4 << 10
+
+// dataOf finds the data of a file with holes; nil means: take it as it is. A file with too many holes keeps the larger ones.
+func dataOf(fd int, size int64) []pax.Segment {
+	data := []pax.Segment{}
+	hole := int64(firstHole)
+	for off := int64(0); off < size; {
+		start, err := unix.Seek(fd, off, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // only a hole is left
+			break
+		}
+		if err != nil {
+			return nil
+		}
+		end, err := unix.Seek(fd, start, unix.SEEK_HOLE)
+		if err != nil || end <= start {
+			return nil
+		}
+		if start >= size { // it grew
+			break
+		}
+		end = min(end, size)
+		if n := len(data); n > 0 && start-(data[n-1].Off+data[n-1].Len) < hole {
+			data[n-1].Len = end - data[n-1].Off
+		} else {
+			data = append(data, pax.Segment{Off: start, Len: end - start})
+		}
+		for len(data) > pax.MaxSegments/2 {
+			hole *= 2
+			data = merged(data, hole)
+		}
+		off = end
+	}
+	if len(data) == 1 && data[0] == (pax.Segment{Off: 0, Len: size}) {
+		return nil
+	}
+	return data
+}
+
+// merged closes all holes that are smaller.
+func merged(data []pax.Segment, hole int64) []pax.Segment {
+	kept := data[:1]
+	for _, s := range data[1:] {
+		last := &kept[len(kept)-1]
+		if s.Off-(last.Off+last.Len) < hole {
+			last.Len = s.Off + s.Len - last.Off
+		} else {
+			kept = append(kept, s)
+		}
+	}
+	return kept
+}
