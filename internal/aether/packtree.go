@@ -1,11 +1,12 @@
 package aether
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"path"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -125,6 +126,9 @@ func (p *packer) start(r *aetherv1.ReadArchive, opened func()) error {
 		return asFailure("archive "+name, err)
 	}
 	defer unix.Close(parent)
+	if err := checkStored(parent); err != nil {
+		return err
+	}
 	if err := p.checkTop(parent, path.Base(full)); err != nil {
 		return asFailure("archive "+name, err)
 	}
@@ -206,17 +210,10 @@ func readDents(fd int, b []byte) (int, error) {
 	}
 }
 
-// nextDent takes one entry off a list that the kernel gave.
+// nextDent takes one entry off a list that the kernel gave: its length is 16 bytes into it, its name 19.
 func nextDent(b []byte) (name string, rest []byte) {
-	d := (*unix.Dirent)(unsafe.Pointer(unsafe.SliceData(b)))
-	n := int(d.Reclen)
-	field := b[unsafe.Offsetof(d.Name):n]
-	for i, c := range field {
-		if c == 0 {
-			field = field[:i]
-			break
-		}
-	}
+	n := int(binary.NativeEndian.Uint16(b[16:]))
+	field, _, _ := bytes.Cut(b[19:n], []byte{0})
 	return string(field), b[n:]
 }
 

@@ -295,10 +295,10 @@ func (f fields) block() []byte { return f.append(nil) }
 
 // The reader never fails in another way than by an error, holds what it promises, and its headers can be written again.
 func FuzzRead(f *testing.F) {
-	f.Add(write(f, samples()))
-	f.Add(write(f, samples()[:3]))
+	f.Add(write(f, samples()[:3])) // small ones: large ones take long to be made smaller
+	f.Add(write(f, samples()[11:14]))
 	for _, format := range []string{"gnu", "posix"} {
-		if out, err := exec.Command("tar", "--format="+format, "-S", "-c", "doc.go", "pax_test.go").Output(); err == nil {
+		if out, err := exec.Command("tar", "--format="+format, "-S", "-c", "doc.go").Output(); err == nil {
 			f.Add(out)
 		}
 	}
