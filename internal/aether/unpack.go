@@ -126,7 +126,8 @@ func (u *unpacker) stopped(err error, name string) error {
 	var f *failure
 	switch {
 	case errors.Is(err, pax.ErrFormat), errors.Is(err, pax.ErrTruncated):
-		f = failf(aetherv1.Code_CODE_BAD_ARCHIVE, "%v", err)
+		reason, _, _ := strings.Cut(err.Error(), "\n")
+		f = failf(aetherv1.Code_CODE_BAD_ARCHIVE, "%s", reason)
 	default:
 		kept := *asFailure("", err) // a copy: some are variables
 		f = &kept

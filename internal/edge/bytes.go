@@ -29,6 +29,8 @@ func (e *Edge) ByteHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/sandboxes/{id}/files", e.route(e.getFile))
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/files", e.route(e.putFile))
+	mux.HandleFunc("GET /v1/sandboxes/{id}/archive", e.route(e.getArchive))
+	mux.HandleFunc("PUT /v1/sandboxes/{id}/archive", e.route(e.putArchive))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/commands/{cmd}/{stream}", e.route(e.getOutput))
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/commands/{cmd}/stdin", e.route(e.putStdin))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -84,19 +86,27 @@ func writeError(w http.ResponseWriter, err error) {
 }
 
 func writeErrorStatus(w http.ResponseWriter, status int, se *sandbox.Error) {
-	type detail struct {
-		Type  string          `json:"type"`
-		Debug json.RawMessage `json:"debug"`
-	}
-	body := struct {
-		Code    string   `json:"code"`
-		Message string   `json:"message"`
-		Details []detail `json:"details"`
-	}{Code: se.Class.String(), Message: se.Message}
+	writeJSON(w, status, errorBody(se))
+}
+
+// A connectError is the JSON of one.
+type connectError struct {
+	Code    string          `json:"code"`
+	Message string          `json:"message"`
+	Details []connectDetail `json:"details"`
+}
+
+type connectDetail struct {
+	Type  string          `json:"type"`
+	Debug json.RawMessage `json:"debug"`
+}
+
+func errorBody(se *sandbox.Error) connectError {
+	body := connectError{Code: se.Class.String(), Message: se.Message}
 	if debug, err := protojson.Marshal(grpcerr.Info(se)); err == nil { // fails only for facts that are not UTF-8
-		body.Details = append(body.Details, detail{Type: string((*dsecv1.ErrorInfo)(nil).ProtoReflect().Descriptor().FullName()), Debug: debug})
+		body.Details = append(body.Details, connectDetail{Type: string((*dsecv1.ErrorInfo)(nil).ProtoReflect().Descriptor().FullName()), Debug: debug})
 	}
-	writeJSON(w, status, body)
+	return body
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
@@ -227,7 +237,7 @@ func (e *Edge) putFile(w http.ResponseWriter, r *http.Request, in *instance) err
 	if err != nil {
 		return err
 	}
-	f, err := fileWriteOf(r)
+	f, err := fileWriteOf(r, in)
 	if err != nil {
 		return err
 	}
@@ -242,7 +252,7 @@ func (e *Edge) putFile(w http.ResponseWriter, r *http.Request, in *instance) err
 	return nil
 }
 
-func fileWriteOf(r *http.Request) (FileWrite, error) {
+func fileWriteOf(r *http.Request, in *instance) (FileWrite, error) {
 	bad := func(format string, args ...any) (FileWrite, error) {
 		return FileWrite{}, sandbox.Errorf(sandbox.InvalidArgument, "invalid_query", format, args...)
 	}
@@ -250,7 +260,7 @@ func fileWriteOf(r *http.Request) (FileWrite, error) {
 	if err != nil {
 		return FileWrite{}, err
 	}
-	f := FileWrite{Path: path, User: r.URL.Query().Get("user"), Size: r.ContentLength}
+	f := FileWrite{Path: path, User: in.userOf(r), Size: r.ContentLength}
 	if s := r.URL.Query().Get("mode"); s != "" {
 		mode, err := strconv.ParseUint(s, 8, 32)
 		if err != nil || mode > 0o7777 {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing/iotest"
 	"time"
 
 	"dsec/sandbox"
@@ -166,6 +167,39 @@ func (g *fakeGuest) WriteFile(_ context.Context, f FileWrite, r io.Reader) (int6
 	defer g.mu.Unlock()
 	g.files[f.Path] = b
 	return int64(len(b)), make([]byte, 32), nil
+}
+
+// fakeArchive is a file as its own archive.
+type fakeArchive struct {
+	io.Reader
+	result ArchiveResult
+}
+
+func (fakeArchive) Close() error                     { return nil }
+func (a fakeArchive) Result() (ArchiveResult, error) { return a.result, nil }
+
+// ReadArchive gives the content of a file. A path that ends in "short" has a problem, one in "cut" breaks off.
+func (g *fakeGuest) ReadArchive(_ context.Context, a ArchiveRead) (GuestArchive, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	b, ok := g.files[a.Path]
+	if !ok {
+		return nil, sandbox.Errorf(sandbox.NotFound, "file_not_found", "no such file")
+	}
+	out := fakeArchive{bytes.NewReader(b), ArchiveResult{Entries: 1, Bytes: int64(len(b)), Skipped: 2}}
+	if strings.HasSuffix(a.Path, "short") {
+		out.result.Problem = sandbox.Errorf(sandbox.FailedPrecondition, "file_changed", "füle \U0001F600 became shorter")
+	}
+	if strings.HasSuffix(a.Path, "cut") {
+		out.Reader = io.MultiReader(out.Reader, iotest.ErrReader(sandbox.Errorf(sandbox.Unavailable, "guest_died", "gone")))
+	}
+	return out, nil
+}
+
+// WriteArchive keeps an archive as a file.
+func (g *fakeGuest) WriteArchive(ctx context.Context, a ArchiveWrite, r io.Reader) (ArchiveResult, error) {
+	n, _, err := g.WriteFile(ctx, FileWrite{Path: fmt.Sprintf("%+v", a)}, r)
+	return ArchiveResult{Entries: 3, Bytes: n}, err
 }
 
 type fakeCommand struct {

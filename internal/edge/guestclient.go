@@ -43,3 +43,11 @@ func (g guestClient) Commands() []GuestCommand {
 	}
 	return out
 }
+
+func (g guestClient) ReadArchive(ctx context.Context, a ArchiveRead) (GuestArchive, error) {
+	r, err := g.Client.ReadArchive(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}

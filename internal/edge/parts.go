@@ -75,10 +75,19 @@ type Guest interface {
 	Running() int
 	ReadFile(ctx context.Context, f FileRead) (FileInfo, io.ReadCloser, error)
 	WriteFile(ctx context.Context, f FileWrite, r io.Reader) (size int64, sum []byte, err error)
+	// ReadArchive packs a tree; WriteArchive unpacks one below a directory.
+	ReadArchive(ctx context.Context, a ArchiveRead) (GuestArchive, error)
+	WriteArchive(ctx context.Context, a ArchiveWrite, r io.Reader) (ArchiveResult, error)
 	// Processes lists what runs inside; more: there is more than it lists.
 	Processes(ctx context.Context) (list []Process, more bool, err error)
 	// Signal signals one process; startedTicks, if not 0, must be its own.
 	Signal(ctx context.Context, pid, signal int, startedTicks uint64) error
+}
+
+// A GuestArchive is an archive that is being packed. Read returns io.EOF only where it is whole, and then Result says how.
+type GuestArchive interface {
+	io.ReadCloser
+	Result() (ArchiveResult, error)
 }
 
 // A GuestCommand is one command of a sandbox.
@@ -107,6 +116,9 @@ type (
 	FileRead      = guest.FileRead
 	FileInfo      = guest.FileInfo
 	FileWrite     = guest.FileWrite
+	ArchiveRead   = guest.ArchiveRead
+	ArchiveWrite  = guest.ArchiveWrite
+	ArchiveResult = guest.ArchiveResult
 	Process       = guest.Process
 	GuestOptions  = guest.Options
 	OutputQuery   = guest.OutputQuery

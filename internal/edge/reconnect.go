@@ -146,6 +146,22 @@ func (p *reconnecting) WriteFile(ctx context.Context, f FileWrite, r io.Reader) 
 	return g.WriteFile(ctx, f, r)
 }
 
+func (p *reconnecting) ReadArchive(ctx context.Context, a ArchiveRead) (GuestArchive, error) {
+	g, err := p.await(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return g.ReadArchive(ctx, a)
+}
+
+func (p *reconnecting) WriteArchive(ctx context.Context, a ArchiveWrite, r io.Reader) (ArchiveResult, error) {
+	g, err := p.await(ctx)
+	if err != nil {
+		return ArchiveResult{}, err
+	}
+	return g.WriteArchive(ctx, a, r)
+}
+
 // beginLink puts a stand-in into in, and speaks to its aether in the background, in turn with others.
 func (e *Edge) beginLink(in *instance, h driver.Handle, turns chan struct{}) {
 	ctx, cancel := context.WithCancel(in.ctx)

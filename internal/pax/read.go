@@ -1,6 +1,7 @@
 package pax
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -40,7 +41,12 @@ func (r *Reader) Next() (*Header, error) {
 	var x records // of this entry
 	budget := int64(MaxExtended)
 	for {
-		if err := r.full(r.block[:]); err != nil {
+		first := r.read == 0
+		err := r.full(r.block[:])
+		if first {
+			err = errors.Join(compressed(r.block[:]), err)
+		}
+		if err != nil {
 			return nil, err
 		}
 		if r.block == [blockLen]byte{} {
@@ -62,6 +68,16 @@ func (r *Reader) Next() (*Header, error) {
 			return r.entry(f, &x)
 		}
 	}
+}
+
+// compressed says how an archive must not begin.
+func compressed(b []byte) error {
+	for magic, name := range map[string]string{"\x1f\x8b": "gzip", "\x28\xb5\x2f\xfd": "zstd", "\xfd7zXZ": "xz", "BZh": "bzip2"} {
+		if bytes.HasPrefix(b, []byte(magic)) {
+			return malformed("it is compressed by %s; send it uncompressed", name)
+		}
+	}
+	return nil
 }
 
 // Read returns stored content of the entry.

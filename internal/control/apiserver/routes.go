@@ -43,7 +43,7 @@ func (s *Server) table() []route {
 	rpc := func(procedure string, p iam.Permission, h http.Handler) route {
 		return route{"POST " + procedure, p, int64(messageLimit(procedure)), s.o.BodyIdle, explained(h)}
 	}
-	const files, commands = "/v1/sandboxes/{id}/files", "/v1/sandboxes/{id}/commands/{cmd}/"
+	const files, archive, commands = "/v1/sandboxes/{id}/files", "/v1/sandboxes/{id}/archive", "/v1/sandboxes/{id}/commands/{cmd}/"
 	return []route{
 		rpc(dsecv1connect.SandboxServiceCreateSandboxProcedure, iam.Use, sandboxes),
 		rpc(dsecv1connect.SandboxServiceCreateSandboxesProcedure, iam.Use, sandboxes),
@@ -75,6 +75,8 @@ func (s *Server) table() []route {
 
 		{"GET " + files, iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
 		{"PUT " + files, iam.Use, noLimit, s.o.BodyIdle, http.HandlerFunc(s.serveBytes)},
+		{"GET " + archive, iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
+		{"PUT " + archive, iam.Use, noLimit, s.o.BodyIdle, http.HandlerFunc(s.serveBytes)},
 		{"GET " + commands + "stdout", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
 		{"GET " + commands + "stderr", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
 		{"PUT " + commands + "stdin", iam.Use, noLimit, 0, http.HandlerFunc(s.serveBytes)}, // a person may think for hours

@@ -1,0 +1,153 @@
+package edge
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"unicode/utf16"
+
+	"dsec/sandbox"
+)
+
+// Trailers of an archive's answer, for who asks for trailers ("TE: trailers"): how it went is known at its end.
+const (
+	trailerArchive = "Dsec-Archive" // what it holds, as JSON
+	trailerError   = "Dsec-Error"   // what is wrong with it: a Connect error
+)
+
+// An archiveAnswer is what an archive's end tells, as JSON.
+type archiveAnswer struct {
+	Entries    int64 `json:"entries"`
+	Bytes      int64 `json:"bytes"`
+	Skipped    int64 `json:"skipped"`
+	Changed    int64 `json:"changed,omitempty"`
+	SplitLinks int64 `json:"split_links,omitempty"`
+}
+
+func answerOf(r ArchiveResult) archiveAnswer {
+	return archiveAnswer{r.Entries, r.Bytes, r.Skipped, r.Changed, r.SplitLinks}
+}
+
+// userOf is with whose rights a request for files is carried out: the sandbox's user, unless it names one.
+func (in *instance) userOf(r *http.Request) string {
+	user := r.URL.Query().Get("user")
+	setDefault(&user, in.intent.Spec.User)
+	return user
+}
+
+// getArchive packs a tree. What goes wrong after the answer has begun is told in a trailer, or, if the client wants none, by
+// cutting the connection, so that nobody takes what they have for the whole.
+func (e *Edge) getArchive(w http.ResponseWriter, r *http.Request, in *instance) error {
+	g, err := in.live()
+	if err != nil {
+		return err
+	}
+	a := ArchiveRead{User: in.userOf(r)}
+	if a.Path, err = pathOf(r); err != nil {
+		return err
+	}
+	if a.Content, err = queryBool(r, "content"); err != nil {
+		return err
+	}
+	body, err := g.ReadArchive(r.Context(), a)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	trailers := wantsTrailers(r)
+	h := w.Header()
+	h.Set("Content-Type", "application/x-tar")
+	if trailers {
+		h.Set("Trailer", trailerArchive+", "+trailerError)
+	}
+	w.WriteHeader(http.StatusOK)
+	if r.Method == http.MethodHead {
+		return nil
+	}
+	result, err := sendArchive(&steady{rc: http.NewResponseController(w), w: w}, body)
+	if err == nil && result.Problem != nil {
+		err = result.Problem
+	}
+	if err != nil && !trailers {
+		return errStarted{err}
+	}
+	if err != nil {
+		_ = e.seen(r.Context(), r.Pattern, err)
+		h.Set(trailerError, asciiJSON(errorBody(sandbox.AsError(err))))
+	}
+	h.Set(trailerArchive, asciiJSON(answerOf(result)))
+	return nil
+}
+
+func sendArchive(w io.Writer, body GuestArchive) (ArchiveResult, error) {
+	if err := copyBody(w, body); err != nil {
+		return ArchiveResult{}, err
+	}
+	return body.Result()
+}
+
+func wantsTrailers(r *http.Request) bool {
+	for _, v := range r.Header["Te"] {
+		if strings.Contains(v, "trailers") {
+			return true
+		}
+	}
+	return false
+}
+
+// asciiJSON is JSON for a header.
+func asciiJSON(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return "{}" // plain structs always encode
+	}
+	var out strings.Builder
+	for _, c := range string(b) {
+		if c < 0x80 {
+			out.WriteRune(c)
+			continue
+		}
+		const hex = "0123456789abcdef"
+		for _, u := range utf16.AppendRune(nil, c) {
+			out.WriteString(`\u`)
+			for shift := 12; shift >= 0; shift -= 4 {
+				out.WriteByte(hex[u>>shift&15])
+			}
+		}
+	}
+	return out.String()
+}
+
+// putArchive unpacks an archive below a directory. What was unpacked before an error stays.
+func (e *Edge) putArchive(w http.ResponseWriter, r *http.Request, in *instance) error {
+	g, err := in.live()
+	if err != nil {
+		return err
+	}
+	a, err := archiveWriteOf(r, in)
+	if err != nil {
+		return err
+	}
+	result, err := g.WriteArchive(r.Context(), a, &steady{rc: http.NewResponseController(w), r: r.Body})
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, answerOf(result))
+	return nil
+}
+
+func archiveWriteOf(r *http.Request, in *instance) (a ArchiveWrite, err error) {
+	a.User = in.userOf(r)
+	if a.Path, err = pathOf(r); err != nil {
+		return a, err
+	}
+	for name, to := range map[string]*bool{
+		"keep_owners": &a.KeepOwners, "parents": &a.MakeParents, "no_replace_types": &a.NoReplaceTypes, "now": &a.Now,
+	} {
+		if *to, err = queryBool(r, name); err != nil {
+			return a, err
+		}
+	}
+	return a, nil
+}
