@@ -43,8 +43,8 @@ func pack(t *testing.T, c *Client, r ArchiveRead) ([]byte, ArchiveResult) {
 	return b, result
 }
 
-// must fails the test if one of the errors is one.
-func must(t *testing.T, errs ...error) {
+// noError fails the test if one of the errors is one.
+func noError(t *testing.T, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func makeTree(t *testing.T, dir string) {
 	t.Helper()
 	p := func(name string) string { return filepath.Join(dir, name) }
 	long := strings.Repeat("long name ", 20)
-	must(t,
+	noError(t,
 		os.MkdirAll(p("deep/"+long+"/"+long), 0o755),
 		os.Mkdir(p("sticky"), 0o755),
 		os.WriteFile(p("deep/"+long+"/"+long+"/file"), []byte("deep"), 0o600),
@@ -77,21 +77,21 @@ func makeTree(t *testing.T, dir string) {
 		syscall.Setxattr(p("sticky"), "user.dir", []byte("d"), 0),
 	)
 	holes, err := os.Create(p("holes"))
-	must(t, err)
-	must(t, holes.Truncate(1<<26))
+	noError(t, err)
+	noError(t, holes.Truncate(1<<26))
 	for _, at := range []int64{0, 1 << 20, 1<<25 + 12345, 1<<26 - 5} {
 		_, err := holes.WriteAt([]byte("datum"), at)
-		must(t, err)
+		noError(t, err)
 	}
-	must(t, holes.Close(), os.WriteFile(p("hole"), nil, 0o644), os.Truncate(p("hole"), 1<<34))
+	noError(t, holes.Close(), os.WriteFile(p("hole"), nil, 0o644), os.Truncate(p("hole"), 1<<34))
 	old := time.Date(1969, 7, 20, 20, 17, 40, 123456789, time.UTC)
-	must(t, os.Chtimes(p("empty"), old, old), os.Chtimes(p("deep/"+long), old, old), os.Chtimes(p("sticky"), time.Now(), time.Unix(1e9, 1)))
+	noError(t, os.Chtimes(p("empty"), old, old), os.Chtimes(p("deep/"+long), old, old), os.Chtimes(p("sticky"), time.Now(), time.Unix(1e9, 1)))
 }
 
 func scan(t *testing.T, dir string) map[string]treetest.Entry {
 	t.Helper()
 	tree, err := treetest.Scan(dir)
-	must(t, err)
+	noError(t, err)
 	for name, e := range tree { // 16 GiB of zeros take long to read
 		if e.Size == 1<<34 {
 			t.Errorf("%s was read", name)
@@ -106,7 +106,7 @@ func TestArchiveRoundTrip(t *testing.T) {
 	c := w.connect()
 	from, to := t.TempDir(), filepath.Join(t.TempDir(), "made/by/it")
 	makeTree(t, from)
-	must(t, os.Remove(filepath.Join(from, "hole")))
+	noError(t, os.Remove(filepath.Join(from, "hole")))
 	want := scan(t, from)
 	b, result := pack(t, c, ArchiveRead{Path: from, User: me(), Content: true})
 	if result.Entries != int64(len(want)) || result.Skipped != 0 || result.Changed != 0 || result.Problem != nil {
@@ -117,7 +117,7 @@ func TestArchiveRoundTrip(t *testing.T) {
 	}
 	for range 2 { // the second time over what is there
 		got, err := c.WriteArchive(testContext(t), ArchiveWrite{Path: to, User: me(), MakeParents: true}, bytes.NewReader(b))
-		must(t, err)
+		noError(t, err)
 		if got.Entries != result.Entries || got.Bytes != result.Bytes {
 			t.Errorf("unpacked %+v, packed %+v", got, result)
 		}
@@ -126,7 +126,7 @@ func TestArchiveRoundTrip(t *testing.T) {
 		}
 	}
 	info, err := os.Stat(filepath.Join(to, "holes"))
-	must(t, err)
+	noError(t, err)
 	if blocks := info.Sys().(*syscall.Stat_t).Blocks; blocks > 1024 {
 		t.Errorf("%d blocks: holes were filled", blocks)
 	}
@@ -144,7 +144,7 @@ func TestArchiveIsReadByOthers(t *testing.T) {
 	c := w.connect()
 	from := t.TempDir()
 	makeTree(t, from)
-	must(t, os.Remove(filepath.Join(from, "hole")))
+	noError(t, os.Remove(filepath.Join(from, "hole")))
 	want := scan(t, from)
 	b, _ := pack(t, c, ArchiveRead{Path: from, User: me(), Content: true})
 	to := t.TempDir()
@@ -181,7 +181,7 @@ func TestArchiveOfGNUTar(t *testing.T) {
 	c := w.connect()
 	from := t.TempDir()
 	makeTree(t, from)
-	must(t, os.Remove(filepath.Join(from, "hole")))
+	noError(t, os.Remove(filepath.Join(from, "hole")))
 	want := scan(t, from)
 	for _, format := range []string{"--format=posix", "--format=posix --sparse-version=0.1", "--format=gnu"} {
 		args := append(strings.Fields(format), "-S", "--xattrs", "-c", "-C", from, ".")
@@ -189,10 +189,10 @@ func TestArchiveOfGNUTar(t *testing.T) {
 			args = append(strings.Fields(format), "-S", "-c", "-C", from, ".")
 		}
 		b, err := exec.Command("tar", args...).Output()
-		must(t, err)
+		noError(t, err)
 		to := t.TempDir()
 		_, err = c.WriteArchive(testContext(t), ArchiveWrite{Path: to, User: me()}, bytes.NewReader(b))
-		must(t, err)
+		noError(t, err)
 		got := scan(t, to)
 		if format == "--format=gnu" {
 			for _, tree := range []map[string]treetest.Entry{want, got} {
@@ -216,7 +216,7 @@ func TestArchiveNames(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	dir := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(dir, "tree/sub"), 0o755), os.WriteFile(filepath.Join(dir, "tree/file"), []byte("x"), 0o644), os.Symlink("tree", filepath.Join(dir, "link")))
+	noError(t, os.MkdirAll(filepath.Join(dir, "tree/sub"), 0o755), os.WriteFile(filepath.Join(dir, "tree/file"), []byte("x"), 0o644), os.Symlink("tree", filepath.Join(dir, "link")))
 	for _, one := range []struct {
 		path    string
 		content bool
@@ -254,9 +254,9 @@ func TestArchiveOfWhatIsNoTree(t *testing.T) {
 	c := w.connect()
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "s"))
-	must(t, err)
+	noError(t, err)
 	defer l.Close()
-	must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o644))
+	noError(t, os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o644))
 	for _, one := range []struct {
 		r    ArchiveRead
 		want string
@@ -291,7 +291,7 @@ func TestArchiveWithoutPermission(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o644), os.WriteFile(filepath.Join(dir, "secret"), []byte("x"), 0), os.Mkdir(filepath.Join(dir, "closed"), 0))
+	noError(t, os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o644), os.WriteFile(filepath.Join(dir, "secret"), []byte("x"), 0), os.Mkdir(filepath.Join(dir, "closed"), 0))
 	_, result := pack(t, c, ArchiveRead{Path: dir, User: me(), Content: true})
 	if reasonOf(result.Problem) != "permission_denied permission_denied" || !strings.Contains(result.Problem.Message, "1 other entry") || result.Entries != 1 {
 		t.Errorf("%+v", result)
@@ -311,19 +311,19 @@ func TestArchiveOfAFileThatChanges(t *testing.T) {
 		{"grows", func(p string) error { return os.Truncate(p, 8<<20) }},
 	} {
 		path := filepath.Join(dir, one.name)
-		must(t, os.WriteFile(path, bytes.Repeat([]byte("x"), 4<<20), 0o644))
+		noError(t, os.WriteFile(path, bytes.Repeat([]byte("x"), 4<<20), 0o644))
 		a, err := c.ReadArchive(testContext(t), ArchiveRead{Path: path, User: me()})
-		must(t, err)
+		noError(t, err)
 		first := make([]byte, 1024)
 		_, err = io.ReadFull(a, first)
-		must(t, err, one.change(path)) // at most the window has been read by now
+		noError(t, err, one.change(path)) // at most the window has been read by now
 		rest, err := io.ReadAll(a)
-		must(t, err)
+		noError(t, err)
 		result, err := a.Result()
-		must(t, err, a.Close())
+		noError(t, err, a.Close())
 		r := tar.NewReader(io.MultiReader(bytes.NewReader(first), bytes.NewReader(rest)))
 		h, err := r.Next()
-		must(t, err)
+		noError(t, err)
 		if n, err := io.Copy(io.Discard, r); n != 4<<20 || err != nil || h.Size != 4<<20 {
 			t.Errorf("%s: %d bytes, %v", one.name, n, err)
 		}
@@ -349,13 +349,13 @@ func tarOf(t *testing.T, list ...tar.Header) []byte {
 			h.Size = 1
 		}
 		h.Mode = 0o755
-		must(t, w.WriteHeader(&h))
+		noError(t, w.WriteHeader(&h))
 		if h.Typeflag == tar.TypeReg {
 			_, err := io.WriteString(w, "x")
-			must(t, err)
+			noError(t, err)
 		}
 	}
-	must(t, w.Close())
+	noError(t, w.Close())
 	return b.Bytes()
 }
 
@@ -363,7 +363,7 @@ func TestArchivesThatLeadOut(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	outside := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(outside, "victim"), []byte("whole"), 0o644))
+	noError(t, os.WriteFile(filepath.Join(outside, "victim"), []byte("whole"), 0o644))
 	before := scan(t, outside)
 	link := func(name, to string) tar.Header {
 		return tar.Header{Name: name, Linkname: to, Typeflag: tar.TypeSymlink}
@@ -385,7 +385,7 @@ func TestArchivesThatLeadOut(t *testing.T) {
 		"a hard link by a former": {hard("h", "was/victim")},
 	} {
 		to := t.TempDir()
-		must(t, os.Symlink(outside, filepath.Join(to, "was")))
+		noError(t, os.Symlink(outside, filepath.Join(to, "was")))
 		_, err := c.WriteArchive(testContext(t), ArchiveWrite{Path: to, User: me()}, bytes.NewReader(tarOf(t, list...)))
 		if reasonOf(err) != "invalid_argument unsafe_entry" || !strings.Contains(err.Error(), "archive entry \"") {
 			t.Errorf("%s: %v", name, err)
@@ -396,10 +396,10 @@ func TestArchivesThatLeadOut(t *testing.T) {
 	}
 	// A link is replaced, never written through.
 	to := t.TempDir()
-	must(t, os.Symlink(outside, filepath.Join(to, "dir")), os.Symlink(outside+"/victim", filepath.Join(to, "file")))
+	noError(t, os.Symlink(outside, filepath.Join(to, "dir")), os.Symlink(outside+"/victim", filepath.Join(to, "file")))
 	_, err := c.WriteArchive(testContext(t), ArchiveWrite{Path: to, User: me()},
 		bytes.NewReader(tarOf(t, dir("dir"), tar.Header{Name: "dir/victim"}, tar.Header{Name: "file"}, link("l", outside+"/victim"), tar.Header{Name: "l"})))
-	must(t, err)
+	noError(t, err)
 	if diff := treetest.Diff(before, scan(t, outside)); diff != "" {
 		t.Error(diff)
 	}
@@ -434,11 +434,11 @@ func TestArchiveOverWhatIsThere(t *testing.T) {
 		it := filepath.Join(to, "it")
 		switch one.there {
 		case "file":
-			must(t, os.WriteFile(it, []byte("old"), 0o600))
+			noError(t, os.WriteFile(it, []byte("old"), 0o600))
 		case "full":
-			must(t, os.MkdirAll(filepath.Join(it, "sub"), 0o755))
+			noError(t, os.MkdirAll(filepath.Join(it, "sub"), 0o755))
 		default:
-			must(t, os.Mkdir(it, 0o755))
+			noError(t, os.Mkdir(it, 0o755))
 		}
 		if err := put(to, one.keepTypes, one.put); reasonOf(err) != one.want {
 			t.Errorf("%+v: %v", one, err)
@@ -493,9 +493,9 @@ func TestArchivesThatBreakOff(t *testing.T) {
 		t.Error("cancelled: no error")
 	}
 	a, err := c.ReadArchive(testContext(t), ArchiveRead{Path: "/usr/lib", User: me()})
-	must(t, err)
+	noError(t, err)
 	_, err = io.CopyN(io.Discard, a, 100_000)
-	must(t, err, a.Close())
+	noError(t, err, a.Close())
 	// And the connection goes on to serve.
 	b, _ := pack(t, c, ArchiveRead{Path: to, User: me(), Content: true})
 	if len(b) < 1024 {
@@ -508,18 +508,18 @@ func TestArchiveOfImpossibleSize(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	from := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(from, "f"), nil, 0o644), os.Truncate(filepath.Join(from, "f"), 1<<40))
+	noError(t, os.WriteFile(filepath.Join(from, "f"), nil, 0o644), os.Truncate(filepath.Join(from, "f"), 1<<40))
 	b, _ := pack(t, c, ArchiveRead{Path: filepath.Join(from, "f"), User: me()})
 	to := t.TempDir()
 	_, err := c.WriteArchive(testContext(t), ArchiveWrite{Path: to, User: me()}, bytes.NewReader(b))
-	must(t, err)
+	noError(t, err)
 	if info, err := os.Stat(filepath.Join(to, "f")); err != nil || info.Size() != 1<<40 {
 		t.Errorf("%v, %v", info, err)
 	}
 	for _, size := range []int64{pax.MaxSize + 1, 9e18} {
 		var b bytes.Buffer
 		w := pax.NewWriter(&b)
-		must(t, w.Header(&pax.Header{Name: "f", Type: pax.File, Size: size, Data: []pax.Segment{}}), w.Close())
+		noError(t, w.Header(&pax.Header{Name: "f", Type: pax.File, Size: size, Data: []pax.Segment{}}), w.Close())
 		if _, err := c.WriteArchive(testContext(t), ArchiveWrite{Path: to, User: me()}, &b); reasonOf(err) != "invalid_argument bad_archive" {
 			t.Errorf("%d bytes of holes: %v", size, err)
 		}
