@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"dsec/internal/image/treetest"
+	"dsec/internal/linux"
 	"dsec/internal/pax"
 	"dsec/sandbox"
 )
@@ -73,8 +74,8 @@ func makeTree(t *testing.T, dir string) {
 		syscall.Mkfifo(p("fifo"), 0o620),
 		os.Chmod(p("suid"), 0o4711|os.ModeSetuid),
 		os.Chmod(p("sticky"), 0o1777|os.ModeSticky|os.ModeSetgid),
-		syscall.Setxattr(p("large"), "user.origin", []byte("a\x00\nb=c"), 0),
-		syscall.Setxattr(p("sticky"), "user.dir", []byte("d"), 0),
+		linux.Lsetxattr(p("large"), "user.origin", "a\x00\nb=c"),
+		linux.Lsetxattr(p("sticky"), "user.dir", "d"),
 	)
 	holes, err := os.Create(p("holes"))
 	noError(t, err)
