@@ -44,6 +44,7 @@ func (e *Edge) create(o order) (*instance, error) {
 		in.stop()
 		return found, err
 	}
+	e.watchers.changed(in)
 	e.schedule(in)
 	e.spawn(func() {
 		defer cancel()

@@ -105,7 +105,8 @@ type Edge struct {
 	wakeups wakeups
 	woken   chan struct{} // the earliest time changed
 
-	chores chores
+	chores   chores
+	watchers watchers
 }
 
 // New checks the options and opens the journal. It touches nothing else on the host.

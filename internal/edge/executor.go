@@ -35,6 +35,7 @@ func (e *Edge) record(ctx context.Context, r journal.Record) error {
 func (e *Edge) event(in *instance, raise func(l *life, now time.Time) effects) {
 	in.events.Lock()
 	defer in.events.Unlock()
+	defer e.watchers.changed(in)
 	in.mu.Lock()
 	fx := raise(&in.life, time.Now())
 	if fx&cancelSetup != 0 && in.cancel != nil {
@@ -239,6 +240,7 @@ func (e *Edge) finish(in *instance) {
 		}
 	}
 	close(in.gone)
+	e.watchers.changed(in)
 	in.stop()
 	if g, ok := in.snapshot().guest.(keeper); ok {
 		e.later(g.Archive)

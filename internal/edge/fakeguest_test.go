@@ -86,7 +86,13 @@ func (g *fakeGuest) Start(_ context.Context, id string, cmd sandbox.Command) (Gu
 	}
 	c := &fakeCommand{id: id, ended: make(chan struct{}), grown: make(chan struct{}), result: CommandResult{Running: true, StartedAt: time.Now(), Description: cmd.Shell, Tag: cmd.Tag, Terminal: cmd.Terminal != nil}}
 	g.commands[id] = c
-	g.wg.Go(func() { c.run(cmd); g.change() })
+	g.wg.Go(func() {
+		c.run(cmd)
+		g.change()
+		if g.o.OnEnd != nil {
+			g.o.OnEnd(id)
+		}
+	})
 	return c, nil
 }
 

@@ -211,10 +211,8 @@ func (s *server) ListSandboxes(ctx context.Context, req *edgev1.ListSandboxesReq
 }
 
 func matches(in *instance, req *edgev1.ListSandboxesRequest) bool {
-	for k, v := range req.GetLabels() {
-		if have, ok := in.intent.Spec.Labels[k]; !ok || have != v {
-			return false
-		}
+	if !hasLabels(in, req.GetLabels()) {
+		return false
 	}
 	state := in.snapshot().life.state
 	if len(req.GetStates()) == 0 {

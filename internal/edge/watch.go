@@ -22,6 +22,7 @@ func (e *Edge) connectGuest(ctx context.Context, in *instance, h driver.Handle) 
 		OutputDir: e.outputDir(in.id),
 		// The end of a command is activity, too. No journal here: this is on the guest's hot path.
 		OnChange: func(int, bool) { in.lastUse.Store(time.Now().UnixNano()) },
+		OnEnd:    func(command string) { e.watchers.ended(in, command) },
 		Log:      e.log.With("sandbox_id", in.id),
 	})
 }

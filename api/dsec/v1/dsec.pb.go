@@ -4869,10 +4869,13 @@ func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
 }
 
 type WatchSandboxesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Labels        map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // all must match
-	Ids           []string               `protobuf:"bytes,2,rep,name=ids,proto3" json:"ids,omitempty"`                                                                                 // at most 100,000; empty = all of the project
-	Commands      bool                   `protobuf:"varint,3,opt,name=commands,proto3" json:"commands,omitempty"`                                                                      // also the ends of their commands
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Labels   map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // all must match
+	Ids      []string               `protobuf:"bytes,2,rep,name=ids,proto3" json:"ids,omitempty"`                                                                                 // at most 100,000; empty = all of the project
+	Commands bool                   `protobuf:"varint,3,opt,name=commands,proto3" json:"commands,omitempty"`                                                                      // also the ends of their commands
+	// With commands: of those that have ended already, these come first. Who was cut gives the time of the last event less
+	// some seconds: an end may come twice, none is left out. Unset = none of the past.
+	CommandsSince *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=commands_since,json=commandsSince,proto3" json:"commands_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4926,6 +4929,13 @@ func (x *WatchSandboxesRequest) GetCommands() bool {
 		return x.Commands
 	}
 	return false
+}
+
+func (x *WatchSandboxesRequest) GetCommandsSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CommandsSince
+	}
+	return nil
 }
 
 type WatchSandboxesResponse struct {
@@ -6484,11 +6494,12 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x16\n" +
 	"\x06signal\x18\x03 \x01(\x05R\x06signal\x12#\n" +
 	"\rstarted_ticks\x18\x04 \x01(\x04R\fstartedTicks\"\x17\n" +
-	"\x15SignalProcessResponse\"\xc4\x01\n" +
+	"\x15SignalProcessResponse\"\x87\x02\n" +
 	"\x15WatchSandboxesRequest\x12B\n" +
 	"\x06labels\x18\x01 \x03(\v2*.dsec.v1.WatchSandboxesRequest.LabelsEntryR\x06labels\x12\x10\n" +
 	"\x03ids\x18\x02 \x03(\tR\x03ids\x12\x1a\n" +
-	"\bcommands\x18\x03 \x01(\bR\bcommands\x1a9\n" +
+	"\bcommands\x18\x03 \x01(\bR\bcommands\x12A\n" +
+	"\x0ecommands_since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\rcommandsSince\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe6\x01\n" +
@@ -6816,79 +6827,80 @@ var file_dsec_v1_dsec_proto_depIdxs = []int32{
 	99,  // 61: dsec.v1.Metrics.at:type_name -> google.protobuf.Timestamp
 	65,  // 62: dsec.v1.ListProcessesResponse.processes:type_name -> dsec.v1.Process
 	97,  // 63: dsec.v1.WatchSandboxesRequest.labels:type_name -> dsec.v1.WatchSandboxesRequest.LabelsEntry
-	9,   // 64: dsec.v1.WatchSandboxesResponse.sandbox:type_name -> dsec.v1.Sandbox
-	72,  // 65: dsec.v1.WatchSandboxesResponse.command:type_name -> dsec.v1.CommandEvent
-	73,  // 66: dsec.v1.WatchSandboxesResponse.edge_lost:type_name -> dsec.v1.EdgeLost
-	24,  // 67: dsec.v1.CommandEvent.result:type_name -> dsec.v1.CommandResult
-	99,  // 68: dsec.v1.CreatePortURLResponse.expires_at:type_name -> google.protobuf.Timestamp
-	77,  // 69: dsec.v1.Layer.metadata:type_name -> dsec.v1.Blob
-	77,  // 70: dsec.v1.Layer.data:type_name -> dsec.v1.Blob
-	76,  // 71: dsec.v1.Environment.layers:type_name -> dsec.v1.Layer
-	99,  // 72: dsec.v1.Environment.created_at:type_name -> google.protobuf.Timestamp
-	79,  // 73: dsec.v1.Environment.config:type_name -> dsec.v1.EnvironmentConfig
-	98,  // 74: dsec.v1.EnvironmentConfig.env:type_name -> dsec.v1.EnvironmentConfig.EnvEntry
-	78,  // 75: dsec.v1.ListEnvironmentsResponse.environments:type_name -> dsec.v1.Environment
-	78,  // 76: dsec.v1.GetEnvironmentResponse.environment:type_name -> dsec.v1.Environment
-	88,  // 77: dsec.v1.GetInfoResponse.nodes:type_name -> dsec.v1.Node
-	10,  // 78: dsec.v1.SandboxService.CreateSandbox:input_type -> dsec.v1.CreateSandboxRequest
-	12,  // 79: dsec.v1.SandboxService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
-	15,  // 80: dsec.v1.SandboxService.GetSandbox:input_type -> dsec.v1.GetSandboxRequest
-	17,  // 81: dsec.v1.SandboxService.ListSandboxes:input_type -> dsec.v1.ListSandboxesRequest
-	19,  // 82: dsec.v1.SandboxService.DeleteSandbox:input_type -> dsec.v1.DeleteSandboxRequest
-	25,  // 83: dsec.v1.SandboxService.Exec:input_type -> dsec.v1.ExecRequest
-	27,  // 84: dsec.v1.SandboxService.GetCommand:input_type -> dsec.v1.GetCommandRequest
-	29,  // 85: dsec.v1.SandboxService.ListCommands:input_type -> dsec.v1.ListCommandsRequest
-	31,  // 86: dsec.v1.SandboxService.KillCommand:input_type -> dsec.v1.KillCommandRequest
-	33,  // 87: dsec.v1.SandboxService.ResizeTerminal:input_type -> dsec.v1.ResizeTerminalRequest
-	36,  // 88: dsec.v1.SandboxService.CreateSession:input_type -> dsec.v1.CreateSessionRequest
-	38,  // 89: dsec.v1.SandboxService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
-	40,  // 90: dsec.v1.SandboxService.DeleteSession:input_type -> dsec.v1.DeleteSessionRequest
-	43,  // 91: dsec.v1.SandboxService.ListFiles:input_type -> dsec.v1.ListFilesRequest
-	45,  // 92: dsec.v1.SandboxService.StatFiles:input_type -> dsec.v1.StatFilesRequest
-	56,  // 93: dsec.v1.SandboxService.ChangeFiles:input_type -> dsec.v1.ChangeFilesRequest
-	58,  // 94: dsec.v1.SandboxService.WatchFiles:input_type -> dsec.v1.WatchFilesRequest
-	61,  // 95: dsec.v1.SandboxService.GetMetrics:input_type -> dsec.v1.GetMetricsRequest
-	62,  // 96: dsec.v1.SandboxService.WatchMetrics:input_type -> dsec.v1.WatchMetricsRequest
-	66,  // 97: dsec.v1.SandboxService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
-	68,  // 98: dsec.v1.SandboxService.SignalProcess:input_type -> dsec.v1.SignalProcessRequest
-	70,  // 99: dsec.v1.SandboxService.WatchSandboxes:input_type -> dsec.v1.WatchSandboxesRequest
-	74,  // 100: dsec.v1.SandboxService.CreatePortURL:input_type -> dsec.v1.CreatePortURLRequest
-	80,  // 101: dsec.v1.EnvironmentService.ListEnvironments:input_type -> dsec.v1.ListEnvironmentsRequest
-	82,  // 102: dsec.v1.EnvironmentService.GetEnvironment:input_type -> dsec.v1.GetEnvironmentRequest
-	84,  // 103: dsec.v1.EnvironmentService.RemoveEnvironment:input_type -> dsec.v1.RemoveEnvironmentRequest
-	86,  // 104: dsec.v1.SystemService.GetInfo:input_type -> dsec.v1.GetInfoRequest
-	11,  // 105: dsec.v1.SandboxService.CreateSandbox:output_type -> dsec.v1.CreateSandboxResponse
-	13,  // 106: dsec.v1.SandboxService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	16,  // 107: dsec.v1.SandboxService.GetSandbox:output_type -> dsec.v1.GetSandboxResponse
-	18,  // 108: dsec.v1.SandboxService.ListSandboxes:output_type -> dsec.v1.ListSandboxesResponse
-	20,  // 109: dsec.v1.SandboxService.DeleteSandbox:output_type -> dsec.v1.DeleteSandboxResponse
-	26,  // 110: dsec.v1.SandboxService.Exec:output_type -> dsec.v1.ExecResponse
-	28,  // 111: dsec.v1.SandboxService.GetCommand:output_type -> dsec.v1.GetCommandResponse
-	30,  // 112: dsec.v1.SandboxService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
-	32,  // 113: dsec.v1.SandboxService.KillCommand:output_type -> dsec.v1.KillCommandResponse
-	34,  // 114: dsec.v1.SandboxService.ResizeTerminal:output_type -> dsec.v1.ResizeTerminalResponse
-	37,  // 115: dsec.v1.SandboxService.CreateSession:output_type -> dsec.v1.CreateSessionResponse
-	39,  // 116: dsec.v1.SandboxService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
-	41,  // 117: dsec.v1.SandboxService.DeleteSession:output_type -> dsec.v1.DeleteSessionResponse
-	44,  // 118: dsec.v1.SandboxService.ListFiles:output_type -> dsec.v1.ListFilesResponse
-	46,  // 119: dsec.v1.SandboxService.StatFiles:output_type -> dsec.v1.StatFilesResponse
-	57,  // 120: dsec.v1.SandboxService.ChangeFiles:output_type -> dsec.v1.ChangeFilesResponse
-	59,  // 121: dsec.v1.SandboxService.WatchFiles:output_type -> dsec.v1.WatchFilesResponse
-	63,  // 122: dsec.v1.SandboxService.GetMetrics:output_type -> dsec.v1.GetMetricsResponse
-	63,  // 123: dsec.v1.SandboxService.WatchMetrics:output_type -> dsec.v1.GetMetricsResponse
-	67,  // 124: dsec.v1.SandboxService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
-	69,  // 125: dsec.v1.SandboxService.SignalProcess:output_type -> dsec.v1.SignalProcessResponse
-	71,  // 126: dsec.v1.SandboxService.WatchSandboxes:output_type -> dsec.v1.WatchSandboxesResponse
-	75,  // 127: dsec.v1.SandboxService.CreatePortURL:output_type -> dsec.v1.CreatePortURLResponse
-	81,  // 128: dsec.v1.EnvironmentService.ListEnvironments:output_type -> dsec.v1.ListEnvironmentsResponse
-	83,  // 129: dsec.v1.EnvironmentService.GetEnvironment:output_type -> dsec.v1.GetEnvironmentResponse
-	85,  // 130: dsec.v1.EnvironmentService.RemoveEnvironment:output_type -> dsec.v1.RemoveEnvironmentResponse
-	87,  // 131: dsec.v1.SystemService.GetInfo:output_type -> dsec.v1.GetInfoResponse
-	105, // [105:132] is the sub-list for method output_type
-	78,  // [78:105] is the sub-list for method input_type
-	78,  // [78:78] is the sub-list for extension type_name
-	78,  // [78:78] is the sub-list for extension extendee
-	0,   // [0:78] is the sub-list for field type_name
+	99,  // 64: dsec.v1.WatchSandboxesRequest.commands_since:type_name -> google.protobuf.Timestamp
+	9,   // 65: dsec.v1.WatchSandboxesResponse.sandbox:type_name -> dsec.v1.Sandbox
+	72,  // 66: dsec.v1.WatchSandboxesResponse.command:type_name -> dsec.v1.CommandEvent
+	73,  // 67: dsec.v1.WatchSandboxesResponse.edge_lost:type_name -> dsec.v1.EdgeLost
+	24,  // 68: dsec.v1.CommandEvent.result:type_name -> dsec.v1.CommandResult
+	99,  // 69: dsec.v1.CreatePortURLResponse.expires_at:type_name -> google.protobuf.Timestamp
+	77,  // 70: dsec.v1.Layer.metadata:type_name -> dsec.v1.Blob
+	77,  // 71: dsec.v1.Layer.data:type_name -> dsec.v1.Blob
+	76,  // 72: dsec.v1.Environment.layers:type_name -> dsec.v1.Layer
+	99,  // 73: dsec.v1.Environment.created_at:type_name -> google.protobuf.Timestamp
+	79,  // 74: dsec.v1.Environment.config:type_name -> dsec.v1.EnvironmentConfig
+	98,  // 75: dsec.v1.EnvironmentConfig.env:type_name -> dsec.v1.EnvironmentConfig.EnvEntry
+	78,  // 76: dsec.v1.ListEnvironmentsResponse.environments:type_name -> dsec.v1.Environment
+	78,  // 77: dsec.v1.GetEnvironmentResponse.environment:type_name -> dsec.v1.Environment
+	88,  // 78: dsec.v1.GetInfoResponse.nodes:type_name -> dsec.v1.Node
+	10,  // 79: dsec.v1.SandboxService.CreateSandbox:input_type -> dsec.v1.CreateSandboxRequest
+	12,  // 80: dsec.v1.SandboxService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
+	15,  // 81: dsec.v1.SandboxService.GetSandbox:input_type -> dsec.v1.GetSandboxRequest
+	17,  // 82: dsec.v1.SandboxService.ListSandboxes:input_type -> dsec.v1.ListSandboxesRequest
+	19,  // 83: dsec.v1.SandboxService.DeleteSandbox:input_type -> dsec.v1.DeleteSandboxRequest
+	25,  // 84: dsec.v1.SandboxService.Exec:input_type -> dsec.v1.ExecRequest
+	27,  // 85: dsec.v1.SandboxService.GetCommand:input_type -> dsec.v1.GetCommandRequest
+	29,  // 86: dsec.v1.SandboxService.ListCommands:input_type -> dsec.v1.ListCommandsRequest
+	31,  // 87: dsec.v1.SandboxService.KillCommand:input_type -> dsec.v1.KillCommandRequest
+	33,  // 88: dsec.v1.SandboxService.ResizeTerminal:input_type -> dsec.v1.ResizeTerminalRequest
+	36,  // 89: dsec.v1.SandboxService.CreateSession:input_type -> dsec.v1.CreateSessionRequest
+	38,  // 90: dsec.v1.SandboxService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
+	40,  // 91: dsec.v1.SandboxService.DeleteSession:input_type -> dsec.v1.DeleteSessionRequest
+	43,  // 92: dsec.v1.SandboxService.ListFiles:input_type -> dsec.v1.ListFilesRequest
+	45,  // 93: dsec.v1.SandboxService.StatFiles:input_type -> dsec.v1.StatFilesRequest
+	56,  // 94: dsec.v1.SandboxService.ChangeFiles:input_type -> dsec.v1.ChangeFilesRequest
+	58,  // 95: dsec.v1.SandboxService.WatchFiles:input_type -> dsec.v1.WatchFilesRequest
+	61,  // 96: dsec.v1.SandboxService.GetMetrics:input_type -> dsec.v1.GetMetricsRequest
+	62,  // 97: dsec.v1.SandboxService.WatchMetrics:input_type -> dsec.v1.WatchMetricsRequest
+	66,  // 98: dsec.v1.SandboxService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
+	68,  // 99: dsec.v1.SandboxService.SignalProcess:input_type -> dsec.v1.SignalProcessRequest
+	70,  // 100: dsec.v1.SandboxService.WatchSandboxes:input_type -> dsec.v1.WatchSandboxesRequest
+	74,  // 101: dsec.v1.SandboxService.CreatePortURL:input_type -> dsec.v1.CreatePortURLRequest
+	80,  // 102: dsec.v1.EnvironmentService.ListEnvironments:input_type -> dsec.v1.ListEnvironmentsRequest
+	82,  // 103: dsec.v1.EnvironmentService.GetEnvironment:input_type -> dsec.v1.GetEnvironmentRequest
+	84,  // 104: dsec.v1.EnvironmentService.RemoveEnvironment:input_type -> dsec.v1.RemoveEnvironmentRequest
+	86,  // 105: dsec.v1.SystemService.GetInfo:input_type -> dsec.v1.GetInfoRequest
+	11,  // 106: dsec.v1.SandboxService.CreateSandbox:output_type -> dsec.v1.CreateSandboxResponse
+	13,  // 107: dsec.v1.SandboxService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	16,  // 108: dsec.v1.SandboxService.GetSandbox:output_type -> dsec.v1.GetSandboxResponse
+	18,  // 109: dsec.v1.SandboxService.ListSandboxes:output_type -> dsec.v1.ListSandboxesResponse
+	20,  // 110: dsec.v1.SandboxService.DeleteSandbox:output_type -> dsec.v1.DeleteSandboxResponse
+	26,  // 111: dsec.v1.SandboxService.Exec:output_type -> dsec.v1.ExecResponse
+	28,  // 112: dsec.v1.SandboxService.GetCommand:output_type -> dsec.v1.GetCommandResponse
+	30,  // 113: dsec.v1.SandboxService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
+	32,  // 114: dsec.v1.SandboxService.KillCommand:output_type -> dsec.v1.KillCommandResponse
+	34,  // 115: dsec.v1.SandboxService.ResizeTerminal:output_type -> dsec.v1.ResizeTerminalResponse
+	37,  // 116: dsec.v1.SandboxService.CreateSession:output_type -> dsec.v1.CreateSessionResponse
+	39,  // 117: dsec.v1.SandboxService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
+	41,  // 118: dsec.v1.SandboxService.DeleteSession:output_type -> dsec.v1.DeleteSessionResponse
+	44,  // 119: dsec.v1.SandboxService.ListFiles:output_type -> dsec.v1.ListFilesResponse
+	46,  // 120: dsec.v1.SandboxService.StatFiles:output_type -> dsec.v1.StatFilesResponse
+	57,  // 121: dsec.v1.SandboxService.ChangeFiles:output_type -> dsec.v1.ChangeFilesResponse
+	59,  // 122: dsec.v1.SandboxService.WatchFiles:output_type -> dsec.v1.WatchFilesResponse
+	63,  // 123: dsec.v1.SandboxService.GetMetrics:output_type -> dsec.v1.GetMetricsResponse
+	63,  // 124: dsec.v1.SandboxService.WatchMetrics:output_type -> dsec.v1.GetMetricsResponse
+	67,  // 125: dsec.v1.SandboxService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
+	69,  // 126: dsec.v1.SandboxService.SignalProcess:output_type -> dsec.v1.SignalProcessResponse
+	71,  // 127: dsec.v1.SandboxService.WatchSandboxes:output_type -> dsec.v1.WatchSandboxesResponse
+	75,  // 128: dsec.v1.SandboxService.CreatePortURL:output_type -> dsec.v1.CreatePortURLResponse
+	81,  // 129: dsec.v1.EnvironmentService.ListEnvironments:output_type -> dsec.v1.ListEnvironmentsResponse
+	83,  // 130: dsec.v1.EnvironmentService.GetEnvironment:output_type -> dsec.v1.GetEnvironmentResponse
+	85,  // 131: dsec.v1.EnvironmentService.RemoveEnvironment:output_type -> dsec.v1.RemoveEnvironmentResponse
+	87,  // 132: dsec.v1.SystemService.GetInfo:output_type -> dsec.v1.GetInfoResponse
+	106, // [106:133] is the sub-list for method output_type
+	79,  // [79:106] is the sub-list for method input_type
+	79,  // [79:79] is the sub-list for extension type_name
+	79,  // [79:79] is the sub-list for extension extendee
+	0,   // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_dsec_proto_init() }

@@ -177,11 +177,6 @@ func (v sandboxService) WatchMetrics(ctx context.Context, r *connect.Request[dse
 	return stream(ctx, v.s, r, out, edgev1.EdgeServiceClient.WatchMetrics)
 }
 
-// WatchSandboxes implements the service.
-func (v sandboxService) WatchSandboxes(context.Context, *connect.Request[dsecv1.WatchSandboxesRequest], *connect.ServerStream[dsecv1.WatchSandboxesResponse]) error {
-	return sandbox.Errorf(sandbox.Unsupported, "not_implemented", "watching sandboxes is not offered yet")
-}
-
 // CreatePortURL implements the service.
 func (v sandboxService) CreatePortURL(context.Context, *connect.Request[dsecv1.CreatePortURLRequest]) (*connect.Response[dsecv1.CreatePortURLResponse], error) {
 	return nil, sandbox.Errorf(sandbox.Unsupported, "not_implemented", "URLs of ports are not offered yet")

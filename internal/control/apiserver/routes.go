@@ -14,9 +14,10 @@ import (
 
 // Bounds of request bodies, in bytes.
 const (
-	maxMessage     = 1 << 20
-	maxExecMessage = 20 << 20 // a script of 16 MiB, as JSON with escapes
-	noLimit        = -1
+	maxMessage      = 1 << 20
+	maxExecMessage  = 20 << 20 // a script of 16 MiB, as JSON with escapes
+	maxWatchMessage = 4 << 20  // 100,000 ids
+	noLimit         = -1
 )
 
 // A route is one thing that can be asked. Every route has a permission; there is no way to leave it out.
@@ -94,8 +95,11 @@ func (s *Server) Routes() []string {
 }
 
 func messageLimit(procedure string) int {
-	if procedure == dsecv1connect.SandboxServiceExecProcedure {
+	switch procedure {
+	case dsecv1connect.SandboxServiceExecProcedure:
 		return maxExecMessage
+	case dsecv1connect.SandboxServiceWatchSandboxesProcedure:
+		return maxWatchMessage
 	}
 	return maxMessage
 }

@@ -43,7 +43,9 @@ type Options struct {
 	OutputDir string // where output is spooled; made on first need, emptied of what no command owns
 	// OnChange is called, without any lock held, when the number of running commands changed or (activity) a caller did
 	// something. May be nil.
-	OnChange     func(running int, activity bool)
+	OnChange func(running int, activity bool)
+	// OnEnd is called, without any lock held, when a command has ended and its result is there. May be nil.
+	OnEnd        func(commandID string)
 	Log          *slog.Logger
 	KeepCommands int // finished commands that are remembered; 0 = 1024
 }
@@ -392,6 +394,9 @@ func (c *Client) ended(m *Command) {
 	}
 	c.spool.finished(m)
 	c.changed(false)
+	if c.o.OnEnd != nil {
+		c.o.OnEnd(m.id)
+	}
 }
 
 // remove forgets a command that could not be started.

@@ -166,7 +166,8 @@ type SandboxServiceClient interface {
 	ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
 	SignalProcess(context.Context, *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error)
 	// WatchSandboxes streams changes of many sandboxes, and the ends of their commands if asked, over one connection. It
-	// begins with the present state of all that match, then `synced`.
+	// begins with the present state of all that match, then `synced`: an id that has not come by then is unknown. Only the
+	// latest state counts: what a slow reader missed in between is left out.
 	WatchSandboxes(context.Context, *connect.Request[v1.WatchSandboxesRequest]) (*connect.ServerStreamForClient[v1.WatchSandboxesResponse], error)
 	// CreatePortURL makes a URL by which a browser reaches a port inside without a key, until it expires.
 	CreatePortURL(context.Context, *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error)
@@ -508,7 +509,8 @@ type SandboxServiceHandler interface {
 	ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
 	SignalProcess(context.Context, *connect.Request[v1.SignalProcessRequest]) (*connect.Response[v1.SignalProcessResponse], error)
 	// WatchSandboxes streams changes of many sandboxes, and the ends of their commands if asked, over one connection. It
-	// begins with the present state of all that match, then `synced`.
+	// begins with the present state of all that match, then `synced`: an id that has not come by then is unknown. Only the
+	// latest state counts: what a slow reader missed in between is left out.
 	WatchSandboxes(context.Context, *connect.Request[v1.WatchSandboxesRequest], *connect.ServerStream[v1.WatchSandboxesResponse]) error
 	// CreatePortURL makes a URL by which a browser reaches a port inside without a key, until it expires.
 	CreatePortURL(context.Context, *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error)
