@@ -27,7 +27,9 @@ type attachment struct {
 	sb      *client.Sandbox
 	command *client.Command
 	what    *dsecv1.Command
-	capture bool // collect the output in the result instead of passing it on
+	capture bool   // collect the output in the result instead of passing it on
+	keys    []byte // that leave a terminal
+	input   bool   // of ours goes to the terminal
 }
 
 func (c *console) attach(sb *client.Sandbox, what *dsecv1.Command, capture bool) *attachment {
@@ -48,7 +50,14 @@ func (a *attachment) run(ctx context.Context) (*dsecv1.CommandResult, error) {
 	err := a.start(ctx)
 	started := err == nil
 	var result *dsecv1.CommandResult
-	if started {
+	switch {
+	case !started:
+	case a.what.GetTerminal() != nil:
+		result, err = a.atTerminal(ctx)
+		if isDetached(err) || ctx.Err() == nil && sandbox.ClassOf(err) == sandbox.Unavailable {
+			return nil, err // it stays
+		}
+	default:
 		result, err = a.follow(ctx)
 	}
 	if err != nil && (ctx.Err() != nil || started || sandbox.ClassOf(err) == sandbox.Unavailable) {
@@ -204,8 +213,12 @@ func (a *attachment) outcome(ctx context.Context, r *dsecv1.CommandResult) error
 	switch {
 	case r.GetOomKilled():
 		a.say("the command was killed because it ran out of memory; give the sandbox more with --memory")
+	case r.GetTimedOut() && r.GetNoOutput() && a.what.GetNoOutputTimeoutSeconds() == 0:
+		a.say("the command was killed because it had written nothing for too long")
 	case r.GetTimedOut() && r.GetNoOutput():
 		a.say("the command was killed because it had written nothing for %v", seconds(a.what.GetNoOutputTimeoutSeconds()))
+	case r.GetTimedOut() && a.what.GetTimeoutSeconds() == 0:
+		a.say("the command was killed after its time-out")
 	case r.GetTimedOut():
 		a.say("the command was killed after its time-out of %v", seconds(a.what.GetTimeoutSeconds()))
 	case r.GetKilled():

@@ -20,8 +20,15 @@ func (c *console) dial(contextName string) (*client.Client, error) {
 	}
 	return client.New(client.Options{
 		URL: target.URL, Key: target.APIKey, Origin: target.Origin, UserAgent: "dsec/" + version,
-		Notice: func(message string) { c.say("%s", message) }, Cleanup: c.cleanup, Sleep: c.sleep,
+		Notice: c.notice, Cleanup: c.cleanup, Sleep: c.sleep,
 	})
+}
+
+// notice passes on what the client has to say, but not on a screen that a program inside draws.
+func (c *console) notice(message string) {
+	if !c.raw.on() {
+		c.say("%s", message)
+	}
 }
 
 // dialSandbox is dial and the sandbox that ref means.

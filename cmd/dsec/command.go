@@ -32,6 +32,7 @@ type action func(ctx context.Context, c *console, args []string) error
 const (
 	groupPlatform     = "Platform"
 	groupSandboxes    = "Sandboxes"
+	groupInside       = "Inside a sandbox"
 	groupEnvironments = "Environments"
 	groupServers      = "Servers (started by `dsec up`, or by hand in a cluster)"
 	groupDiagnosis    = "Diagnosis"
@@ -43,6 +44,8 @@ type console struct {
 	stdout, stderr io.Writer
 	getenv         func(string) string
 	forced         context.Context // ends when the user insists (a second Ctrl-C); nil = never
+	screen         screen          // the terminal of stdin; nil = it is none
+	raw            rawMode         // of the screen
 	now            func() time.Time
 	sleep          func(context.Context, time.Duration) error // between attempts to reach the platform; nil = as long as it takes
 }
@@ -154,7 +157,6 @@ func overview(c *console, table []command, cmd *command, path string, rest []str
 
 // dockerHints says what to use instead of a word that Docker's users try.
 var dockerHints = map[string]string{
-	"attach":       "`dsec logs --follow SANDBOX COMMAND`",
 	"build":        hintCreate,
 	"commit":       hintCreate,
 	"container":    "`dsec run`, `dsec ps`, `dsec rm`",
@@ -175,7 +177,10 @@ var dockerHints = map[string]string{
 	"rmi":          "`dsec image rm NAME`",
 	"start":        hintRestart,
 	"stop":         "`dsec rm SANDBOX`: a sandbox that has stopped cannot be started again",
-	"top":          "`dsec logs --list SANDBOX`",
+	"port":         "`dsec port-forward SANDBOX PORT`",
+	"processes":    "`dsec top SANDBOX`",
+	"sessions":     "`dsec session ls SANDBOX`",
+	"ssh":          "`dsec shell SANDBOX`",
 }
 
 const (

@@ -15,7 +15,7 @@ import (
 )
 
 var cpCommand = command{
-	name: "cp", group: groupSandboxes, args: "SANDBOX:PATH LOCAL|-   or   LOCAL|- SANDBOX:PATH",
+	name: "cp", group: groupInside, args: "SANDBOX:PATH LOCAL|-   or   LOCAL|- SANDBOX:PATH",
 	summary: "copy one file out of or into a sandbox",
 	details: `The target appears whole or not at all. - is our standard input or output. A local name with a colon is written ./a:b.
 A PATH that ends with / is a directory, in which the file keeps its name. Mode bits are kept, owners are not.

@@ -266,35 +266,8 @@ func (k environmentKind) rmCommand() command {
 				if err != nil {
 					return err
 				}
-				return k.removeAll(ctx, c, cl, args, asJSON)
+				return c.eachOf(ctx, args, "name", asJSON, func(name string) error { return cl.RemoveEnvironment(ctx, k.kind, name) })
 			}
 		},
 	}
-}
-
-func (k environmentKind) removeAll(ctx context.Context, c *console, cl *client.Client, names []string, asJSON bool) error {
-	failed := false
-	for _, name := range names {
-		err := cl.RemoveEnvironment(ctx, k.kind, name)
-		if err != nil {
-			if concernsAll(ctx, err) {
-				return err
-			}
-			c.sayError(err, asJSON)
-			failed = true
-			continue
-		}
-		if asJSON {
-			err = c.printJSON(map[string]string{"name": name})
-		} else {
-			err = c.print("%s\n", name)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if failed {
-		return &exitError{code: exitFailure}
-	}
-	return nil
 }

@@ -78,7 +78,11 @@ func (c *console) sayError(err error, asJSON bool) {
 
 // say prints one line for the user on stderr. Text from elsewhere cannot drive the terminal.
 func (c *console) say(format string, args ...any) {
-	fmt.Fprintf(c.stderr, "dsec: %s\n", printable(fmt.Sprintf(format, args...)))
+	end := "\n"
+	if c.raw.on() {
+		end = "\r\n"
+	}
+	fmt.Fprintf(c.stderr, "dsec: %s%s", printable(fmt.Sprintf(format, args...)), end)
 }
 
 // exitCode is the exit code for err, and whether nothing is to be said: the user knows that he pressed Ctrl-C.

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"strings"
 
+	dsecv1 "dsec/api/dsec/v1"
 	"dsec/client"
 )
 
 var killCommand = command{
-	name: "kill", group: groupSandboxes, args: "SANDBOX [COMMAND...]",
+	name: "kill", group: groupInside, args: "SANDBOX [COMMAND...]",
 	summary: "kill commands in a sandbox; the sandbox stays",
 	details: `COMMAND is a command's id as ` + "`dsec logs SANDBOX --list`" + ` shows it; without one, all running commands are meant. SIGKILL goes to the
 whole tree of processes, another signal to the command's process group. The ids of the commands are printed.
@@ -23,11 +24,15 @@ func setupKill(f *flagSet) action {
 	contextName := contextFlag(f)
 	signal := f.String("signal", "KILL", "`SIGNAL` by name or number")
 	f.letter("s", "signal")
+	tag := f.String("tag", "", "all running commands with this `TAG`")
 	var asJSON bool
 	jsonFlag(f, &asJSON, jsonHelp+`: {"id": ...} for each command`)
 	return func(ctx context.Context, c *console, args []string) error {
 		if err := wantArgs(args, 1, -1, "the sandbox"); err != nil {
 			return err
+		}
+		if *tag != "" && len(args) > 1 {
+			return usagef("give commands or a --tag, not both")
 		}
 		number, err := signalNumber(*signal)
 		if err != nil {
@@ -37,44 +42,17 @@ func setupKill(f *flagSet) action {
 		if err != nil {
 			return err
 		}
-		commands, err := commandsToKill(ctx, sb, args[1:])
+		commands, err := commandsToKill(ctx, sb, args[1:], *tag)
 		if err != nil {
 			return err
 		}
-		return killAll(ctx, c, sb, commands, number, asJSON)
+		return c.eachOf(ctx, commands, "id", asJSON, func(id string) error { return sb.Command(id).Kill(ctx, number) })
 	}
 }
 
-func killAll(ctx context.Context, c *console, sb *client.Sandbox, commands []string, signal int32, asJSON bool) error {
-	failed := false
-	for _, command := range commands {
-		err := sb.Command(command).Kill(ctx, signal)
-		if err != nil {
-			if concernsAll(ctx, err) {
-				return err
-			}
-			c.sayError(err, asJSON)
-			failed = true
-			continue
-		}
-		if asJSON {
-			err = c.printJSON(map[string]string{"id": command})
-		} else {
-			err = c.print("%s\n", command)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if failed {
-		return &exitError{code: exitFailure}
-	}
-	return nil
-}
-
-// commandsToKill resolves the named commands, or all that run.
-func commandsToKill(ctx context.Context, sb *client.Sandbox, refs []string) ([]string, error) {
-	all, err := commandsOf(ctx, sb, nil)
+// commandsToKill resolves the named commands, or all that run and have the tag.
+func commandsToKill(ctx context.Context, sb *client.Sandbox, refs []string, tag string) ([]string, error) {
+	all, err := commandsOf(ctx, sb, &dsecv1.ListCommandsRequest{Tag: tag})
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -15,20 +17,25 @@ import (
 )
 
 var logsCommand = command{
-	name: "logs", group: groupSandboxes, args: "SANDBOX [COMMAND]",
+	name: "logs", group: groupInside, args: "SANDBOX [COMMAND]",
 	summary: "print the kept output of a command",
 	details: `COMMAND is a command's id or a beginning of it; without one, the command that started last is meant. What the command wrote to
 stdout and stderr goes to ours. Output is kept for a while after the sandbox has ended; of a long one the middle is dropped.
+--tail and --since count for each stream by itself.
 
   dsec logs --list s4k2
-  dsec logs -f s4k2
-  dsec logs --stream stderr s4k2 5f3a > errors`,
+  dsec logs -f --tail 100 s4k2
+  dsec logs --since 10m --tag training s4k2
+  dsec logs --stderr s4k2 5f3a 2> errors`,
 	setup: setupLogs,
 }
 
 type logsOptions struct {
 	follow, list, asJSON bool
-	stream               string
+	stdout, stderr       bool
+	stream, tag          string
+	tail, since          string
+	want                 client.OutputOptions
 	context              *string
 }
 
@@ -37,6 +44,12 @@ func setupLogs(f *flagSet) action {
 	f.BoolVar(&o.follow, "follow", false, "go on until the command ends")
 	f.letter("f", "follow")
 	f.StringVar(&o.stream, "stream", "both", "`STREAM`: stdout, stderr or both")
+	f.BoolVar(&o.stdout, "stdout", false, "only what went to stdout")
+	f.BoolVar(&o.stderr, "stderr", false, "only what went to stderr")
+	f.StringVar(&o.tail, "tail", "all", "only the last `LINES`")
+	f.letter("n", "tail")
+	f.StringVar(&o.since, "since", "", "only what was written since `TIME`: how long ago, like 10m, or a time like 2026-01-02T15:04:05Z")
+	f.StringVar(&o.tag, "tag", "", "the newest command with this `TAG`")
 	f.BoolVar(&o.list, "list", false, "list the commands instead")
 	jsonFlag(f, &o.asJSON, "print the command's result, or one line for each with --list, as JSON without output")
 	return o.run
@@ -46,25 +59,21 @@ func (o *logsOptions) run(ctx context.Context, c *console, args []string) error 
 	if err := wantArgs(args, 1, 2, "the sandbox"); err != nil {
 		return err
 	}
-	if o.stream != "stdout" && o.stream != "stderr" && o.stream != "both" {
-		return usagef("--stream must be stdout, stderr or both")
+	if err := o.check(c.now()); err != nil {
+		return err
 	}
 	sb, err := c.dialSandbox(ctx, *o.context, args[0])
 	if err != nil {
 		return err
 	}
-	all, err := commandsOf(ctx, sb, nil)
-	if err != nil {
-		return err
-	}
 	if o.list {
+		all, err := commandsOf(ctx, sb, &dsecv1.ListCommandsRequest{Tag: o.tag})
+		if err != nil {
+			return err
+		}
 		return o.printList(c, all)
 	}
-	ref := ""
-	if len(args) == 2 {
-		ref = args[1]
-	}
-	result, err := matchCommand(all, ref)
+	result, err := pickCommand(ctx, sb, args[1:], o.tag, false)
 	if err != nil {
 		return err
 	}
@@ -74,12 +83,46 @@ func (o *logsOptions) run(ctx context.Context, c *console, args []string) error 
 	return o.copy(ctx, c, sb.Command(result.GetCommandId()))
 }
 
+// check reads what the flags say together.
+func (o *logsOptions) check(now time.Time) error {
+	switch {
+	case o.stream != "stdout" && o.stream != "stderr" && o.stream != "both":
+		return usagef("--stream must be stdout, stderr or both")
+	case o.stream != "both" && (o.stdout || o.stderr):
+		return usagef("--stream contradicts --stdout and --stderr")
+	case o.stdout != o.stderr:
+		o.stream = map[bool]string{true: client.Stdout, false: client.Stderr}[o.stdout]
+	}
+	o.want.Follow = o.follow
+	if o.tail != "all" {
+		n, err := strconv.ParseInt(o.tail, 10, 64)
+		if err != nil || n < 0 {
+			return usagef("--tail %q is neither a number of lines nor all", o.tail)
+		}
+		if o.want.TailLines = n; n == 0 {
+			o.want.TailLines = -1
+		}
+	}
+	if o.since == "" {
+		return nil
+	}
+	if o.tail != "all" {
+		return usagef("give --tail or --since, not both")
+	}
+	if ago, err := parsePeriod(o.since); err == nil {
+		o.want.Since = now.Add(-ago)
+	} else if o.want.Since, err = time.Parse(time.RFC3339, o.since); err != nil {
+		return usagef("--since %q is neither a duration like 10m nor a time like 2026-01-02T15:04:05Z", o.since)
+	}
+	return nil
+}
+
 // copy prints one stream, or both at once.
 func (o *logsOptions) copy(ctx context.Context, c *console, k *client.Command) error {
 	g, gctx := errgroup.WithContext(ctx)
 	for _, name := range []string{"stdout", "stderr"} {
 		if o.stream == name || o.stream == "both" {
-			g.Go(func() error { return c.copyOutput(gctx, k, name, client.OutputOptions{Follow: o.follow}) })
+			g.Go(func() error { return c.copyOutput(gctx, k, name, o.want) })
 		}
 	}
 	return g.Wait()

@@ -20,7 +20,9 @@ import (
 func commandTable() []command {
 	return []command{
 		upCommand, downCommand,
-		runCommand, execCommand, psCommand, inspectCommand, killCommand, rmCommand, logsCommand, cpCommand,
+		runCommand, psCommand, inspectCommand, rmCommand, statsCommand, watchCommand,
+		execCommand, shellCommand, attachCommand, logsCommand, killCommand, sessionCommand, cpCommand, filesCommand,
+		portForwardCommand, urlCommand, httpCommand, topCommand, signalCommand,
 		imageCommand, workspaceCommand, toolkitCommand,
 		doctorCommand, versionCommand,
 		edgeCommand,
@@ -31,7 +33,13 @@ func main() { os.Exit(start()) }
 
 func start() int {
 	c := newConsole(os.Stdin, os.Stdout, os.Stderr, os.Getenv)
-	ctx, stop := watchSignals(context.Background(), c, os.Exit)
+	c.screen = screenOf(os.Stdin)
+	c.raw.of = c.screen
+	defer c.raw.leave()
+	ctx, stop := watchSignals(context.Background(), c, func(code int) {
+		c.raw.leave()
+		os.Exit(code)
+	})
 	defer stop()
 	return execute(ctx, c, commandTable(), os.Args[1:])
 }

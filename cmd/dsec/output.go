@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 	"unicode"
@@ -154,4 +156,27 @@ func byteSize(n int64) string {
 		i++
 	}
 	return fmt.Sprintf("%.3g %ciB", v, units[i])
+}
+
+// pour copies to stdout; a failure of it is a *client.WriteError.
+func (c *console) pour(from io.Reader) error {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			if _, werr := c.stdout.Write(buf[:n]); werr != nil {
+				return &client.WriteError{Err: werr}
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func isReset(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }

@@ -22,6 +22,9 @@ An image has no command of its own: without one, -d or --keep creates a sandbox 
 
 Flags go before the command: what follows its first word belongs to it.
 
+` + detachHelp + ` The sandbox stays then.
+
+  dsec run -it debian
   dsec run python:3.12 python3 -c 'print(6*7)'
   dsec run -m 512m --cpus 0.5 --timeout 10s debian --shell 'make -j4 2>&1 | tail'
   dsec run -i debian sha256sum < archive.tar
@@ -59,10 +62,20 @@ func (o *runOptions) run(ctx context.Context, c *console, args []string) error {
 	if err != nil {
 		return err
 	}
+	if cmd == nil && o.tty {
+		cmd = o.complete(&dsecv1.Command{Argv: shellArgv()})
+	}
+	keys, err := o.keys(c, o.interactive && !o.detach, o.asJSON)
+	if err != nil {
+		return err
+	}
+	if o.tty {
+		cmd.Terminal = c.newTerminal()
+	}
 	switch {
 	case o.remove && (o.keep || o.detach):
 		return usagef("--rm contradicts --keep and --detach: nobody stays to remove the sandbox; it ends by its --ttl")
-	case o.detach && o.interactive:
+	case o.detach && o.interactive && !o.tty:
 		return usagef("-i contradicts --detach: nobody stays to pass the input")
 	case cmd == nil && o.interactive:
 		return usagef("-i needs a command")
@@ -86,7 +99,7 @@ func (o *runOptions) run(ctx context.Context, c *console, args []string) error {
 	if cmd == nil || o.detach {
 		return o.leave(ctx, c, cl, sb, cmd)
 	}
-	return o.stay(ctx, c, cl, sb, cmd)
+	return o.stay(ctx, c, cl, sb, cmd, keys)
 }
 
 // leave prints the id of a sandbox that stays, with its command running.
@@ -115,9 +128,13 @@ func (o *runOptions) leave(ctx context.Context, c *console, cl *client.Client, s
 }
 
 // stay runs the command to its end and removes the sandbox.
-func (o *runOptions) stay(ctx context.Context, c *console, cl *client.Client, sb *dsecv1.Sandbox, cmd *dsecv1.Command) error {
+func (o *runOptions) stay(ctx context.Context, c *console, cl *client.Client, sb *dsecv1.Sandbox, cmd *dsecv1.Command, keys []byte) error {
 	a := c.attach(cl.Sandbox(sb.GetId()), cmd, o.asJSON)
+	a.keys, a.input = keys, o.interactive
 	result, err := a.run(ctx)
+	if isDetached(err) {
+		return nil // and it stays
+	}
 	var outcome error
 	if err == nil {
 		outcome = a.outcome(ctx, result)

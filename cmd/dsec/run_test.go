@@ -184,7 +184,7 @@ func TestRunUsage(t *testing.T) {
 		{[]string{"run", "-m"}, "needs a value"},
 		{[]string{"run", "--ttl", "0", "debian"}, "greater than 0"},
 		{[]string{"run", "--ttl", "-5s", "debian"}, "greater than 0"},
-		{[]string{"run", "-it", "debian", "true"}, "terminals"},
+		{[]string{"run", "-it", "debian", "true"}, "not a terminal"},
 		{[]string{"run", "-d", "--rm", "debian", "true"}, "--ttl"},
 		{[]string{"run", "-di", "debian", "cat"}, "-i contradicts"},
 		{[]string{"run", "-i", "debian"}, "needs a command"},

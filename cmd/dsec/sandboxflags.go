@@ -20,8 +20,10 @@ type specFlags struct {
 	cpus                           float64
 	pids                           int64
 	idle, lifetime, timeout        period
-	interactive, tty, asJSON       bool
-	shell                          string
+	interactive, asJSON, trusted   bool
+	shell, tag                     string
+	quiet                          period
+	ttyFlags
 }
 
 // registerSpec adds what describes the sandbox.
@@ -53,8 +55,10 @@ func (o *specFlags) registerCommand(f *flagSet) {
 	f.Var(&o.timeout, "timeout", "kill the command and all that it started after this `DURATION`")
 	f.BoolVar(&o.interactive, "interactive", false, "pass our standard input to the command")
 	f.letter("i", "interactive")
-	f.BoolVar(&o.tty, "tty", false, "refused: there are no terminals in this version")
-	f.letter("t", "tty")
+	o.ttyFlags.register(f)
+	f.Var(&o.quiet, "no-output-timeout", "kill the command and all that it started after this `DURATION` without output")
+	f.StringVar(&o.tag, "tag", "", "`TAG` to find the command again by, with attach, logs and kill")
+	f.BoolVar(&o.trusted, "trusted", false, "stop all else in the sandbox meanwhile; shell and tools are the platform's, not the sandbox's")
 	f.StringVar(&o.shell, "shell", "", "run this `SCRIPT` with bash, or sh where there is none, instead of a command")
 	jsonFlag(f, &o.asJSON, "print the result as JSON at the end, output included up to 1 MiB a stream")
 }
@@ -93,8 +97,6 @@ func (o *specFlags) spec(image string, getenv func(string) string) (*dsecv1.Sand
 func (o *specFlags) command(f *flagSet, argv []string) (*dsecv1.Command, error) {
 	script := f.given("shell")
 	switch {
-	case o.tty:
-		return nil, usagef("there are no terminals in this version; leave -t out (-i passes standard input)")
 	case script && len(argv) > 0:
 		return nil, usagef("both --shell and the command %q are given", argv[0])
 	case script && o.shell == "":
@@ -102,12 +104,21 @@ func (o *specFlags) command(f *flagSet, argv []string) (*dsecv1.Command, error) 
 	case !script && len(argv) == 0:
 		return nil, nil
 	}
-	return &dsecv1.Command{
-		Argv:           slices.Clone(argv),
-		Shell:          o.shell,
-		TimeoutSeconds: time.Duration(o.timeout).Seconds(),
-		StdinFollows:   o.interactive,
-	}, nil
+	return o.complete(&dsecv1.Command{Argv: slices.Clone(argv), Shell: o.shell}), nil
+}
+
+// complete adds what is the same of all commands.
+func (o *specFlags) complete(cmd *dsecv1.Command) *dsecv1.Command {
+	cmd.TimeoutSeconds = time.Duration(o.timeout).Seconds()
+	cmd.NoOutputTimeoutSeconds = time.Duration(o.quiet).Seconds()
+	cmd.Tag, cmd.Trusted = o.tag, o.trusted
+	cmd.StdinFollows = o.interactive
+	return cmd
+}
+
+// shellArgv is a shell for a person: bash, or sh where there is none.
+func shellArgv() []string {
+	return []string{"sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"}
 }
 
 // asPlatformFailure gives a failure of the platform the exit code that docker users expect from run and exec, which tells
