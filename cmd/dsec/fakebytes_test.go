@@ -21,6 +21,10 @@ import (
 func (f *fakePlatform) serveOutput(w http.ResponseWriter, r *http.Request) {
 	c, err := f.command(r.PathValue("id"), r.PathValue("cmd"))
 	offset, perr := strconv.ParseInt(r.FormValue("offset"), 10, 64)
+	if err == nil && perr != nil {
+		offset, perr = c.begin(r, map[string]int{"stdout": 0, "stderr": 1}[r.PathValue("stream")])
+		w.Header().Set("Dsec-Offset", strconv.FormatInt(offset, 10))
+	}
 	if err != nil || perr != nil {
 		byteError(w, http.StatusNotFound, sandbox.Errorf(sandbox.NotFound, "command_unknown", "there is no such command"))
 		return
@@ -86,7 +90,9 @@ func (f *fakePlatform) serveStdin(w http.ResponseWriter, r *http.Request) {
 		data = data[min(have, int64(len(data))):]
 	}
 	n, err := c.stdinW.Write(data)
+	c.mu.Lock()
 	c.stdinAt += int64(n)
+	c.mu.Unlock()
 	if err != nil {
 		byteError(w, http.StatusConflict, sandbox.Errorf(sandbox.FailedPrecondition, "stdin_closed", "the command has closed its input"))
 		return

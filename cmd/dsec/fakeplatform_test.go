@@ -60,6 +60,7 @@ type fakePlatform struct {
 	queries      []string       // of the byte routes
 	execs        []*dsecv1.Command
 	creates      []*dsecv1.SandboxSpec
+	inside       fakeInside
 	running      sync.WaitGroup
 }
 
@@ -79,6 +80,7 @@ type process struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	killed         <-chan struct{}
+	sizes          <-chan [2]uint32 // of its terminal
 }
 
 type fakeCommand struct {
@@ -92,6 +94,7 @@ type fakeCommand struct {
 	stdinR  *io.PipeReader
 	stdinW  *io.PipeWriter
 	stdinAt int64
+	sizes   chan [2]uint32
 }
 
 func newFakePlatform(t *testing.T) *fakePlatform {
@@ -110,6 +113,7 @@ func newFakePlatform(t *testing.T) *fakePlatform {
 	mux.HandleFunc("GET /v1/sandboxes/{id}/files", f.serveFile)
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/files", f.receiveFile)
 	mux.HandleFunc("POST /v1/environments/{kind}/{name...}", f.receiveArchive)
+	mux.HandleFunc("GET /v1/sandboxes/{id}/ports/{port}/tcp", f.servePort)
 	f.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
 		f.calls[r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]]++
@@ -361,15 +365,16 @@ func (f *fakePlatform) Exec(ctx context.Context, r *connect.Request[dsecv1.ExecR
 func (f *fakePlatform) startLocked(sandboxID, id string, cmd *dsecv1.Command, argv []string, run program) *fakeCommand {
 	c := &fakeCommand{
 		result: &dsecv1.CommandResult{CommandId: id, Running: true, StartedAt: timestamppb.New(testTime.Add(time.Duration(len(f.commands)) * time.Second)), Description: strings.Join(argv, " ")},
-		change: make(chan struct{}), killed: make(chan struct{}),
+		change: make(chan struct{}), killed: make(chan struct{}), sizes: make(chan [2]uint32, 16),
 	}
+	c.result.Tag, c.result.Session, c.result.Terminal = cmd.Tag, cmd.Session, cmd.Terminal != nil
 	c.stdinR, c.stdinW = io.Pipe()
-	if !cmd.StdinFollows {
+	if !cmd.StdinFollows && cmd.Terminal == nil {
 		c.stdinW.Close()
 	}
 	f.commands[sandboxID+"/"+id] = c
 	f.running.Go(func() {
-		code := run(&process{argv: argv, stdin: c.stdinR, stdout: fakeWriter{c, 0}, stderr: fakeWriter{c, 1}, killed: c.killed})
+		code := run(&process{argv: argv, stdin: c.stdinR, stdout: fakeWriter{c, 0}, stderr: fakeWriter{c, 1}, killed: c.killed, sizes: c.sizes})
 		c.stdinR.CloseWithError(io.ErrClosedPipe)
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -399,6 +404,7 @@ func (c *fakeCommand) await(ctx context.Context, wait float64, limit int32) *dse
 		c.mu.Lock()
 	}
 	r := proto.Clone(c.result).(*dsecv1.CommandResult)
+	r.StdinSize = c.stdinAt
 	for i, o := range []**dsecv1.Output{&r.Stdout, &r.Stderr} {
 		data := c.streams[i].Bytes()
 		*o = &dsecv1.Output{Size: int64(len(data)), HeadSize: int64(len(data)), Data: bytes.Clone(data[:min(len(data), int(limit))])}
@@ -432,8 +438,8 @@ func (f *fakePlatform) ListCommands(ctx context.Context, r *connect.Request[dsec
 	defer f.mu.Unlock()
 	var out dsecv1.ListCommandsResponse
 	for _, name := range slices.Sorted(maps.Keys(f.commands)) {
-		if strings.HasPrefix(name, r.Msg.SandboxId+"/") {
-			out.Commands = append(out.Commands, f.commands[name].await(ctx, 0, 0))
+		if c := f.commands[name].await(ctx, 0, 0); strings.HasPrefix(name, r.Msg.SandboxId+"/") && (r.Msg.Tag == "" || c.Tag == r.Msg.Tag) {
+			out.Commands = append(out.Commands, c)
 		}
 	}
 	return connect.NewResponse(&out), nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	dsecv1 "dsec/api/dsec/v1"
@@ -24,6 +25,44 @@ type specFlags struct {
 	shell, tag                     string
 	quiet                          period
 	ttyFlags
+	start     string
+	readiness probeFlags
+}
+
+// probeFlags say when a sandbox is ready.
+type probeFlags struct{ http, tcp, exec string }
+
+func (o *probeFlags) register(f *flagSet) {
+	f.StringVar(&o.http, "ready-http", "", "the sandbox is ready when `PORT[/PATH]` inside answers with a status from 200 to 399")
+	f.StringVar(&o.tcp, "ready-tcp", "", "the sandbox is ready when `PORT` inside takes a connection")
+	f.StringVar(&o.exec, "ready-exec", "", "the sandbox is ready when this `SCRIPT` exits with 0")
+}
+
+// probe is the one of them that is given; nil if none is.
+func (o *probeFlags) probe() (*dsecv1.Probe, error) {
+	given := 0
+	for _, s := range []string{o.http, o.tcp, o.exec} {
+		if s != "" {
+			given++
+		}
+	}
+	switch {
+	case given > 1:
+		return nil, usagef("give one of --ready-http, --ready-tcp and --ready-exec")
+	case o.exec != "":
+		return &dsecv1.Probe{Exec: &dsecv1.Command{Shell: o.exec}}, nil
+	case o.tcp != "":
+		port, err := parsePort(o.tcp)
+		return &dsecv1.Probe{TcpPort: int32(port)}, err
+	case o.http == "":
+		return nil, nil
+	}
+	text, path, _ := strings.Cut(o.http, "/")
+	port, err := parsePort(text)
+	if err != nil {
+		return nil, usagef("--ready-http %q is not PORT or PORT/PATH", clipText(o.http))
+	}
+	return &dsecv1.Probe{Http: &dsecv1.HttpProbe{Port: int32(port), Path: "/" + path}}, nil
 }
 
 // registerSpec adds what describes the sandbox.
@@ -41,6 +80,8 @@ func (o *specFlags) registerSpec(f *flagSet) {
 	f.Float64Var(&o.cpus, "cpus", 0, "`CORES`: a weight, and a cap below the node's CPUs (default 1)")
 	f.Int64Var(&o.pids, "pids", 0, "limit of processes and threads, a `NUMBER` (default 4096)")
 	f.Var(&o.idle, "ttl", "the sandbox ends after this `DURATION` without a command or request (default 1h)")
+	f.StringVar(&o.start, "start", "", "run this `SCRIPT` from the sandbox's start on, beside all else; its command id is start")
+	o.readiness.register(f)
 	f.Var(&o.lifetime, "lifetime", "the sandbox ends after this `DURATION` in any case (default 24h)")
 }
 
@@ -68,10 +109,17 @@ func (o *specFlags) spec(image string, getenv func(string) string) (*dsecv1.Sand
 	env, envErr := environment(o.env, getenv)
 	labels, labelErr := pairs(o.labels, "label")
 	network, networkErr := services(o.network)
-	if err := errors.Join(envErr, labelErr, networkErr); err != nil {
+	probe, probeErr := o.readiness.probe()
+	if err := errors.Join(envErr, labelErr, networkErr, probeErr); err != nil {
 		return nil, err
 	}
+	var start *dsecv1.Command
+	if o.start != "" {
+		start = &dsecv1.Command{Shell: o.start}
+	}
 	return &dsecv1.SandboxSpec{
+		Start:     start,
+		ReadyWhen: probe,
 		Image:     image,
 		Workspace: o.workspace,
 		Toolkits:  o.toolkits,

@@ -138,12 +138,6 @@ def test_input_is_passed_with_its_end(platform, terminal):
     assert t.end() == 0
 
 
-def test_terminal_is_not_offered(platform, terminal):
-    t = terminal("run", "-it", IMAGE, "bash")
-    assert t.end() == 2
-    assert b"terminal" in t.screen
-
-
 def test_upload_shows_progress(platform, terminal):
     t = terminal("image", "create", "shown:1", "--from-tar", str(ROOT / "build/base.tar"))
     assert t.end(120) == 0
