@@ -119,7 +119,7 @@ func TestTerminalIsOne(t *testing.T) {
 func TestResize(t *testing.T) {
 	c := newWorld(t).connect()
 	s := sit(t, c, terminalOf(`trap 'told=1' WINCH; last=$(stty size); echo ready; while :; do
-		now=$(stty size); [ "$now" = "$last" ] || [ -z "$told" ] || { echo "$now"; last=$now; told=; }; sleep 0.01; done`))
+		now=$(stty size); [ "$now" = "$last" ] || [ -z "$told" ] || { last=$now; echo "$now"; }; sleep 0.01; done`))
 	s.sees("ready\r\n")
 	for _, size := range [][2]int{{50, 132}, {1, 1}, {65535, 65535}, {24, 80}} {
 		if err := s.m.Resize(s.ctx, size[0], size[1]); err != nil {
