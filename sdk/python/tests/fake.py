@@ -114,12 +114,14 @@ def not_found(what: str) -> ApiError:
 @dataclass
 class Process:
     id: str
+    command: dict[str, Any]
     proc: asyncio.subprocess.Process | None = None
     output: dict[str, bytearray] = field(default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()})
     started: float = field(default_factory=time.time)
     ended: float = 0.0
     done: asyncio.Event = field(default_factory=asyncio.Event)
     timed_out: bool = False
+    no_output: bool = False
     killed: bool = False
     stdin_offset: int = 0
     stdin_broken: bool = False
@@ -459,14 +461,14 @@ class Platform:
         process = box.commands.get(m["commandId"])
         if process is None:
             command = m["command"]
-            argv = command.get("argv") or ["bash", "-c", command["shell"]]
-            process = box.commands[m["commandId"]] = Process(m["commandId"])
+            argv = command.get("argv") or (["bash", "-c", command["shell"]] if "shell" in command else ["sh"])
+            process = box.commands[m["commandId"]] = Process(m["commandId"], command)
             await self._spawn(process, argv, command)
         return await self._wait(process, m.get("waitSeconds", 0))
 
     async def _spawn(self, process: Process, argv: list[str], command: dict[str, Any]) -> None:
         data = base64.b64decode(command["stdin"]) if "stdin" in command else None
-        piped = data is not None or command.get("stdinFollows")
+        piped = data is not None or command.get("stdinFollows") or "terminal" in command
         try:
             process.proc = await asyncio.create_subprocess_exec(
                 *argv,
@@ -487,7 +489,9 @@ class Platform:
             assert process.proc.stdin is not None
             process.proc.stdin.write(data)
             process.proc.stdin.close()
-        task = asyncio.ensure_future(self._watch(process, command.get("timeoutSeconds", 0)))
+        silence = command.get("noOutputTimeoutSeconds", 0)
+        process.no_output = bool(silence)  # the fake's commands that are given one say nothing
+        task = asyncio.ensure_future(self._watch(process, silence or command.get("timeoutSeconds", 0)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -517,6 +521,8 @@ class Platform:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(process.done.wait(), None if seconds < 0 else seconds)
         result: dict[str, Any] = {"commandId": process.id, "startedAt": stamp(process.started)}
+        result |= {"tag": process.command.get("tag", ""), "terminal": "terminal" in process.command}
+        result["stdinSize"] = str(process.stdin_offset)
         for name in ("stdout", "stderr"):
             data = bytes(process.output[name])
             if data:
@@ -536,8 +542,8 @@ class Platform:
             result |= {"signal": -code, "signalName": signal.Signals(-code).name}
         if code:
             result["exitCode"] = 128 - code if code < 0 else code
-        for flag in ("timed_out", "killed", "stdin_broken"):
-            if getattr(process, flag):
+        for flag in ("timed_out", "killed", "stdin_broken", "no_output"):
+            if getattr(process, flag) and (flag != "no_output" or process.timed_out):
                 head, _, tail = flag.partition("_")
                 result[head + tail.title()] = True
         return {"result": result}
@@ -546,8 +552,17 @@ class Platform:
         return await self._wait(self._command(self._box(m["sandboxId"]), m["commandId"]), m.get("waitSeconds", 0))
 
     async def rpc_ListCommands(self, m: dict[str, Any]) -> dict[str, Any]:
-        commands = self._box(m["sandboxId"]).commands.values()
+        commands = [
+            p
+            for p in reversed(self._box(m["sandboxId"]).commands.values())
+            if m.get("tag", "") in ("", p.command.get("tag")) and not (m.get("running") and p.done.is_set())
+        ]
         return {"commands": [{**(await self._wait(p, 0))["result"], "description": "…"} for p in commands]}
+
+    async def rpc_ResizeTerminal(self, m: dict[str, Any]) -> dict[str, Any]:
+        process = self._command(self._box(m["sandboxId"]), m["commandId"])
+        process.command["terminal"] |= {"rows": m["rows"], "cols": m["cols"]}
+        return {}
 
     async def rpc_KillCommand(self, m: dict[str, Any]) -> dict[str, Any]:
         process = self._command(self._box(m["sandboxId"]), m["commandId"])

@@ -2,6 +2,6 @@
 
 from libdsec._sync.api import Api
 from libdsec._sync.http import HttpClient
-from libdsec.sync import Command, DSecClient, FileReader, Sandbox
+from libdsec.sync import Command, DSecClient, FileReader, Sandbox, Terminal
 
-__all__ = ["Api", "Command", "DSecClient", "FileReader", "HttpClient", "Sandbox"]
+__all__ = ["Api", "Command", "DSecClient", "FileReader", "HttpClient", "Sandbox", "Terminal"]

@@ -22,6 +22,7 @@ from ._args import DSecContainerRunArgs
 from ._async.client import DSecClient, RunResult
 from ._async.command import Command, Stdin
 from ._async.sandbox import Sandbox
+from ._async.terminal import Terminal
 from ._async.transfer import Content, FileReader
 from ._config import DSecConfig
 from ._errors import (
@@ -52,6 +53,7 @@ __all__ = [
     "RunResult",
     "Sandbox",
     "Command",
+    "Terminal",
     "FileReader",
     # what methods take
     "Content",

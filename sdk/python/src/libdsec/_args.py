@@ -7,6 +7,7 @@ the line that made them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from ._errors import InvalidArgumentError
 
 MIB = 1 << 20
 MAX_INLINE_STDIN = 64 << 10
+MAX_WINDOW = 65535
+TAG = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
 @dataclass
@@ -123,6 +126,8 @@ def command_message(
     user: str | None,
     env: Mapping[str, str] | None,
     timeout: float | None,
+    no_output_timeout: float | None = None,
+    tag: str | None = None,
 ) -> dict[str, Any]:
     """Return the JSON form of dsec.v1.Command without its stdin; raises InvalidArgumentError."""
     message: dict[str, Any] = {}
@@ -150,7 +155,31 @@ def command_message(
     if timeout is not None:
         positive("timeout", timeout)
         message["timeoutSeconds"] = timeout
+    if no_output_timeout is not None:
+        positive("no_output_timeout", no_output_timeout)
+        message["noOutputTimeoutSeconds"] = no_output_timeout
+    if tag is not None:
+        message["tag"] = checked_tag(tag)
     return message
+
+
+def checked_tag(tag: str) -> str:
+    """Refuse what can be no command's tag."""
+    if not isinstance(tag, str) or not TAG.fullmatch(tag):
+        raise invalid(f"tag must be letters, digits and _.-, at most 64, not {tag!r}", "invalid_tag")
+    return tag
+
+
+def window(rows: int | None, cols: int | None) -> dict[str, int]:
+    """Return the size of a terminal as part of a message; None is left out."""
+    size = {}
+    for name, value in (("rows", rows), ("cols", cols)):
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_WINDOW:
+            raise invalid(f"{name} must be a whole number between 1 and {MAX_WINDOW}, not {value!r}", "invalid_terminal")
+        size[name] = value
+    return size
 
 
 def invalid(message: str, reason: str = "invalid_argument") -> InvalidArgumentError:

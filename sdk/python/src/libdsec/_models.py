@@ -155,7 +155,8 @@ class CommandResult:
         command_id: names the command in its sandbox.
         exit_code: 0..255; 128 + signal if a signal ended it. 0 while it is running.
         signal, signal_name: the signal that ended it (0, ``""`` if none), for example 9 and ``"SIGKILL"``.
-        timed_out: its ``timeout`` passed and its whole process tree was killed.
+        timed_out: its ``timeout`` or ``no_output_timeout`` passed and its whole process tree was killed.
+        no_output: it was ``no_output_timeout``.
         oom_killed: it ran out of the sandbox's memory.
         killed: ended by ``kill``, or because the sandbox ended.
         stdin_broken: it ended or closed its stdin before all input was written (EPIPE).
@@ -163,6 +164,9 @@ class CommandResult:
         stdout_size, stderr_size: bytes that were written.
         stdout_truncated, stderr_truncated: the command wrote more than the platform keeps; the middle was dropped.
         description: what ran, shortened; only in lists.
+        tag: as it was given.
+        terminal: it has a terminal: all output is ``stdout``.
+        stdin_size: bytes of input that the platform has taken.
     """
 
     command_id: str
@@ -181,6 +185,10 @@ class CommandResult:
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     description: str = ""
+    tag: str = ""
+    terminal: bool = False
+    no_output: bool = False
+    stdin_size: int = 0
     _started: str = ""
     _ended: str = ""
 
@@ -277,6 +285,10 @@ def command_result(message: Message) -> tuple[CommandResult, Output, Output]:
         stdout_truncated=stdout.tail_size > 0,
         stderr_truncated=stderr.tail_size > 0,
         description=text(message, "description"),
+        tag=text(message, "tag"),
+        terminal=get("terminal") is True,
+        no_output=get("noOutput") is True,
+        stdin_size=number(message, "stdinSize"),
         _started=text(message, "startedAt"),
         _ended=text(message, "endedAt"),
     )

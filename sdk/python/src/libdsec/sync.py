@@ -32,6 +32,7 @@ from ._models import CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo,
 from ._sync.client import DSecClient, RunResult
 from ._sync.command import Command, Stdin
 from ._sync.sandbox import Sandbox
+from ._sync.terminal import Terminal
 from ._sync.transfer import Content, FileReader
 from ._version import VERSION as __version__
 
@@ -43,6 +44,7 @@ __all__ = [
     "RunResult",
     "Sandbox",
     "Command",
+    "Terminal",
     "FileReader",
     # what methods take
     "Content",

@@ -7,6 +7,7 @@ ends a command of many hours.
 
 from __future__ import annotations
 
+import codecs
 import secrets
 from binascii import b2a_base64
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
@@ -27,7 +28,7 @@ from .._errors import (
     UnavailableError,
 )
 from .._http1 import Head
-from .._models import CommandResult, Output, bad_response, command_result
+from .._models import CommandResult, Output, bad_response, command_result, number
 from .._retry import Backoff
 from .._wire import decode
 from .api import Api
@@ -65,9 +66,9 @@ class Command:
         sandbox_id: the sandbox.
     """
 
-    def __init__(self, api: Api, sandbox_id: str, command_id: str) -> None:
+    def __init__(self, api: Api, sandbox_id: str, command_id: str, stdin_size: int | None = None) -> None:
         self._api = api
-        self._feed = Feed(api, sandbox_id, command_id)
+        self._feed = Feed(api, sandbox_id, command_id, stdin_size)
         self.sandbox_id = sandbox_id
         self.id = command_id
 
@@ -101,7 +102,8 @@ class Command:
     async def write_stdin(self, data: Stdin, *, close: bool = True) -> bool:
         """Write standard input of a command started with ``stdin_open=True``, and close it.
 
-        With ``close=False`` more may be written by further calls on this object; it is the one that knows how much was.
+        With ``close=False`` more may be written by further calls. What is written goes behind what the platform had when this
+        object was made, or first wrote: only one at a time may do so.
 
         Returns False if the command ended or closed its input before everything was written.
 
@@ -158,6 +160,17 @@ class Command:
             async for piece in pieces:
                 yield piece
 
+    async def iter_text(
+        self, stream: str = "stdout", *, offset: int = 0, encoding: str = "utf-8", errors: str = "replace"
+    ) -> AsyncGenerator[str, None]:
+        """Yield an output as text as it is written; a character whose bytes come apart is not torn. See ``iter_stdout``."""
+        async with (
+            aclosing(self.output(stream, offset=offset, follow=True)) as pieces,
+            aclosing(decoded(pieces, encoding, errors)) as texts,
+        ):
+            async for piece in texts:
+                yield piece
+
     async def iter_stderr(self, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield standard error, see ``iter_stdout``."""
         async with aclosing(self.output("stderr", offset=offset, follow=True)) as pieces:
@@ -166,6 +179,16 @@ class Command:
 
     async def _get(self, wait: float) -> dict[str, Any]:
         return await get_command(self._api, self.sandbox_id, self.id, wait)
+
+
+async def decoded(pieces: AsyncIterable[bytes], encoding: str, errors: str) -> AsyncGenerator[str, None]:
+    """Decode a stream of bytes, whose pieces begin and end anywhere."""
+    decoder = codecs.getincrementaldecoder(encoding)(errors)
+    async for piece in pieces:
+        if text := decoder.decode(piece):
+            yield text
+    if text := decoder.decode(b"", final=True):
+        yield text
 
 
 async def run(
@@ -265,7 +288,9 @@ async def finish(api: Api, sandbox_id: str, message: dict[str, Any], *, check: b
 
 
 def _failure(result: CommandResult) -> str:
-    if result.timed_out:
+    if result.no_output:
+        how = "wrote nothing for too long and was killed"
+    elif result.timed_out:
         how = "ran out of time and was killed"
     elif result.oom_killed:
         how = "ran out of the sandbox's memory and was killed"
@@ -359,19 +384,25 @@ async def _output(
 
 
 class Feed:
-    """Writes a command's standard input in blocks, each at its offset, so that a repetition writes nothing twice."""
+    """Writes a command's standard input in blocks, each at its offset, so that a repetition writes nothing twice.
 
-    def __init__(self, api: Api, sandbox_id: str, command_id: str) -> None:
+    The first offset is what the platform has; None: it is asked.
+    """
+
+    def __init__(self, api: Api, sandbox_id: str, command_id: str, offset: int | None = 0) -> None:
         self._api = api
         self._sandbox_id = sandbox_id
         self._command_id = command_id
         self._lock = net.Lock()
-        self._offset = 0
+        self._offset = offset
         self._under_way = False
 
     async def send(self, data: Input, *, close: bool) -> bool:
         """Write after what was written before; False if the command ended or closed its input before the end."""
         async with self._lock:
+            if self._offset is None:
+                message = await get_command(self._api, self._sandbox_id, self._command_id, 0)
+                self._offset = number(message, "stdinSize")
             async for block, final in _blocks(data):
                 if self._under_way:
                     raise FailedPreconditionError(

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _sio as net
-from .._args import command_message, invalid
+from .._args import checked_tag, command_message, invalid, optional_text, window
 from .._errors import DSecError, NotFoundError
-from .._models import CommandResult, SandboxInfo, State, command_result, items, sub
+from .._models import CommandResult, SandboxInfo, State, command_result, items, number, sub
 from . import command as commands
 from .command import Command, Stdin, input_of
+from .terminal import Terminal
 from .transfer import Content, FileReader, open_file, quoted, upload
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Sandbox:
         stdin: Stdin | None = None,
         check: bool = False,
         command_id: str | None = None,
+        tag: str | None = None,
+        no_output_timeout: float | None = None,
     ) -> CommandResult:
         """Run a script with ``bash -c`` (``sh -c`` where there is no bash) and wait for its end.
 
@@ -81,6 +84,9 @@ class Sandbox:
             check: raise if the exit code is not 0.
             command_id: ``[a-zA-Z0-9_-]{1,64}``; a command of this id that was started before is waited for
                 instead. None: a fresh one.
+            tag: ``[a-zA-Z0-9_.-]{1,64}``, for ``list_commands`` and ``attach``; several commands may have the same.
+            no_output_timeout: seconds without a byte of output after which the platform kills the whole process tree
+                (``timed_out`` and ``no_output``). None: no limit.
 
         Returns:
             The result, with all output that the platform keeps (64 MiB).
@@ -89,7 +95,16 @@ class Sandbox:
             CommandFailedError: with ``check``.
             InvalidArgumentError: before any request where that can be told.
         """
-        message = command_message(argv=None, shell=script, cwd=cwd, user=user, env=env, timeout=timeout)
+        message = command_message(
+            argv=None,
+            shell=script,
+            cwd=cwd,
+            user=user,
+            env=env,
+            timeout=timeout,
+            no_output_timeout=no_output_timeout,
+            tag=tag,
+        )
         name = command_id or commands.new_id()
         return commands.run(self._api, self.id, name, message, input_of(stdin), check=check)
 
@@ -104,12 +119,23 @@ class Sandbox:
         stdin: Stdin | None = None,
         check: bool = False,
         command_id: str | None = None,
+        tag: str | None = None,
+        no_output_timeout: float | None = None,
     ) -> CommandResult:
         """Run a program with its arguments as they are, without a shell, and wait for its end. See ``run_shell``.
 
         A program that does not exist or cannot be executed is an error, not a result.
         """
-        message = command_message(argv=argv, shell=None, cwd=cwd, user=user, env=env, timeout=timeout)
+        message = command_message(
+            argv=argv,
+            shell=None,
+            cwd=cwd,
+            user=user,
+            env=env,
+            timeout=timeout,
+            no_output_timeout=no_output_timeout,
+            tag=tag,
+        )
         name = command_id or commands.new_id()
         return commands.run(self._api, self.id, name, message, input_of(stdin), check=check)
 
@@ -123,38 +149,139 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         stdin_open: bool = False,
         command_id: str | None = None,
+        tag: str | None = None,
+        no_output_timeout: float | None = None,
     ) -> Command:
         """Start a script (str) or a program (sequence) and return at once.
 
         Args:
             command: as in ``run_shell`` or ``exec``.
-            timeout, cwd, user, env, command_id: as in ``run_shell``.
+            timeout, cwd, user, env, command_id, tag, no_output_timeout: as in ``run_shell``.
             stdin_open: its input comes by ``Command.write_stdin``; else it is /dev/null.
         """
         script = command if isinstance(command, str) else None
         argv = None if isinstance(command, str) else command
-        message = command_message(argv=argv, shell=script, cwd=cwd, user=user, env=env, timeout=timeout)
+        message = command_message(
+            argv=argv,
+            shell=script,
+            cwd=cwd,
+            user=user,
+            env=env,
+            timeout=timeout,
+            no_output_timeout=no_output_timeout,
+            tag=tag,
+        )
         if stdin_open:
             message["stdinFollows"] = True
+        return Command(self._api, self.id, *self._start(command_id, message))
+
+    def _start(self, command_id: str | None, message: dict[str, Any]) -> tuple[str, int]:
+        """Start a command; returns its id, and how much input it has had: it may have been started before."""
         name = command_id or commands.new_id()
         try:
-            commands.start(self._api, self.id, name, message, None, wait=0.0)
+            answer = commands.start(self._api, self.id, name, message, None, wait=0.0)
         except DSecError as e:
             commands.name_command(e, name)
             raise
-        return Command(self._api, self.id, name)
+        return name, number(answer, "stdinSize")
+
+    def terminal(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        cols: int | None = None,
+        term: str | None = None,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        command_id: str | None = None,
+        tag: str | None = None,
+        no_output_timeout: float | None = None,
+    ) -> Terminal:
+        """Start a command at a terminal and return at once.
+
+        Standard input, output and error are one terminal: programs edit lines, show colours, fill the screen; Ctrl-C is
+        ``write(b"\\x03")``.
+
+        Args:
+            command: a script (str), a program (sequence), or None for the user's login shell.
+            rows, cols: size of the window, 1 to 65,535. None: 24 and 80.
+            term: what kind of terminal, ``$TERM``. None: what the environment says, else ``xterm-256color``.
+            timeout, cwd, user, env, command_id, tag, no_output_timeout: as in ``run_shell``. ``LANG`` is ``C.UTF-8`` unless the
+                environment says otherwise.
+
+        Raises:
+            ResourceExhaustedError: the sandbox, or its node, has no terminal left (``no_terminals``).
+        """
+        message = command_message(
+            argv=None if isinstance(command, str) else command,
+            shell=command if isinstance(command, str) else None,
+            cwd=cwd,
+            user=user,
+            env=env,
+            timeout=timeout,
+            no_output_timeout=no_output_timeout,
+            tag=tag,
+        )
+        message["terminal"] = {**window(rows, cols)}
+        if term is not None:
+            optional_text("term", term)
+            message["terminal"]["term"] = term
+        return Terminal(self._api, self.id, *self._start(command_id, message))
 
     def command(self, command_id: str) -> Command:
         """Return a handle on a command that was started before, perhaps by somebody else. Makes no request."""
         return Command(self._api, self.id, command_id)
 
-    def list_commands(self) -> list[CommandResult]:
-        """Return the commands that the platform remembers, without their output."""
-        answer = self._api.call("ListCommands", {"sandboxId": self.id})
+    def attach(self, command_id: str | None = None, *, tag: str | None = None) -> Command:
+        """Return a handle on a command that was started before, perhaps by somebody else: a ``Terminal`` if it has one.
+
+        Its output can be read from any offset that is kept, however many others do so. Input goes behind what was written;
+        whoever wrote before must do so no more.
+
+        Args:
+            command_id: which; or
+            tag: the newest command that has it.
+
+        Raises:
+            NotFoundError: there is none, or it is no longer remembered (``command_not_found``).
+        """
+        if (command_id is None) == (tag is None):
+            raise invalid("either command_id or tag must be given")
+        if command_id is None:
+            found = self.list_commands(tag=tag)
+            if not found:
+                raise NotFoundError(
+                    f"no command of sandbox {self.id} has the tag {tag!r}", reason="command_not_found", sandbox_id=self.id
+                )
+            state = found[0]
+        else:
+            state = command_result(commands.get_command(self._api, self.id, command_id, 0))[0]
+        kind = Terminal if state.terminal else Command
+        return kind(self._api, self.id, state.command_id, state.stdin_size)
+
+    def list_commands(self, *, tag: str | None = None, running: bool = False) -> list[CommandResult]:
+        """Return the commands that the platform remembers, newest first, without their output.
+
+        Args:
+            tag: only those that have it.
+            running: only those that run.
+        """
+        request: dict[str, Any] = {"sandboxId": self.id}
+        if tag is not None:
+            request["tag"] = checked_tag(tag)
+        if running:
+            request["running"] = True
+        answer = self._api.call("ListCommands", request)
         return [command_result(sub({"": c}, ""))[0] for c in items(answer, "commands")]
 
     def kill(self, command_id: str, signal: int = 0) -> None:
-        """End a command's whole process tree; a ``signal`` other than 0 goes to its process group instead, once."""
+        """End a command's whole process tree; a ``signal`` other than 0 goes to its process group instead, once.
+
+        Of a terminal the group is the one in the foreground.
+        """
         commands.kill(self._api, self.id, command_id, signal)
 
     def read_file(
