@@ -68,6 +68,10 @@ func (b *byteStream) serve() (*aetherv1.Done, error) {
 		return b.readArchive(r.ReadArchive)
 	case *aetherv1.Open_WriteArchive:
 		return b.writeArchive(r.WriteArchive)
+	case *aetherv1.Open_ListFiles:
+		return b.listFiles(r.ListFiles)
+	case *aetherv1.Open_WatchFiles:
+		return b.watchFiles(r.WatchFiles)
 	default:
 		return nil, failf(aetherv1.Code_CODE_INVALID, "this aether does not know the request")
 	}

@@ -51,6 +51,12 @@ func (c *call) serve() (*aetherv1.Reply, error) {
 		return nil, signalProcess(r.SignalProcess)
 	case *aetherv1.Call_Resize:
 		return nil, c.s.srv.resize(r.Resize)
+	case *aetherv1.Call_StatFiles:
+		results, err := c.s.srv.statFiles(c.ctx, r.StatFiles)
+		return &aetherv1.Reply{Reply: &aetherv1.Reply_StatResults{StatResults: results}}, err
+	case *aetherv1.Call_ChangeFiles:
+		result, err := c.s.srv.changeFiles(c.ctx, r.ChangeFiles)
+		return &aetherv1.Reply{Reply: &aetherv1.Reply_ChangeResult{ChangeResult: result}}, err
 	default:
 		return nil, failf(aetherv1.Code_CODE_INVALID, "this aether does not know the request")
 	}

@@ -3,6 +3,7 @@ package aether
 import (
 	"errors"
 	"fmt"
+	"path"
 	"strconv"
 	"strings"
 
@@ -26,13 +27,15 @@ func failf(code aetherv1.Code, format string, args ...any) *failure {
 
 var codeOfErrno = map[unix.Errno]aetherv1.Code{
 	unix.ENOENT: aetherv1.Code_CODE_NOT_FOUND,
-	unix.EACCES: aetherv1.Code_CODE_PERMISSION, unix.EPERM: aetherv1.Code_CODE_PERMISSION, unix.EROFS: aetherv1.Code_CODE_PERMISSION,
+	unix.EACCES: aetherv1.Code_CODE_PERMISSION, unix.EPERM: aetherv1.Code_CODE_PERMISSION, unix.EROFS: aetherv1.Code_CODE_READ_ONLY,
 	unix.EISDIR: aetherv1.Code_CODE_IS_DIRECTORY, unix.ENOTDIR: aetherv1.Code_CODE_NOT_DIRECTORY,
 	unix.EEXIST: aetherv1.Code_CODE_EXISTS, unix.E2BIG: aetherv1.Code_CODE_TOO_LARGE,
-	unix.ENOSPC: aetherv1.Code_CODE_NO_SPACE, unix.EDQUOT: aetherv1.Code_CODE_NO_SPACE, unix.EFBIG: aetherv1.Code_CODE_NO_SPACE,
+	unix.ENOSPC: aetherv1.Code_CODE_NO_SPACE, unix.EDQUOT: aetherv1.Code_CODE_QUOTA, unix.EFBIG: aetherv1.Code_CODE_FILE_TOO_LARGE,
+	unix.ENOTEMPTY: aetherv1.Code_CODE_NOT_EMPTY, unix.EXDEV: aetherv1.Code_CODE_CROSS_DEVICE, unix.EMLINK: aetherv1.Code_CODE_TOO_MANY_LINKS,
+	unix.EBUSY: aetherv1.Code_CODE_BUSY, unix.ETXTBSY: aetherv1.Code_CODE_BUSY, unix.ENAMETOOLONG: aetherv1.Code_CODE_NAME_TOO_LONG,
 	unix.EAGAIN: aetherv1.Code_CODE_RESOURCES, unix.ENOMEM: aetherv1.Code_CODE_RESOURCES,
 	unix.EMFILE: aetherv1.Code_CODE_RESOURCES, unix.ENFILE: aetherv1.Code_CODE_RESOURCES,
-	unix.ELOOP: aetherv1.Code_CODE_INVALID, unix.ENAMETOOLONG: aetherv1.Code_CODE_INVALID, unix.EINVAL: aetherv1.Code_CODE_INVALID, unix.EBUSY: aetherv1.Code_CODE_INVALID,
+	unix.ELOOP: aetherv1.Code_CODE_INVALID, unix.EINVAL: aetherv1.Code_CODE_INVALID,
 	unix.EIO: aetherv1.Code_CODE_IO,
 }
 
@@ -51,6 +54,27 @@ func asFailure(doing string, err error) *failure {
 		return &failure{code: code, message: doing + ": " + errno.Error(), errno: errno}
 	}
 	return failf(aetherv1.Code_CODE_INTERNAL, "%s: %v", doing, err)
+}
+
+// asDiskFailure is asFailure for what makes p: it tells a disk without room for more files from one that is full.
+func asDiskFailure(doing string, err error, p string) *failure {
+	f := asFailure(doing, err)
+	if f.errno != unix.ENOSPC {
+		return f
+	}
+	ref, err := openRef(p, 0)
+	for ; err != nil && len(p) > 1; ref, err = openRef(p, 0) {
+		p = path.Dir(path.Clean("/" + p))
+	}
+	if err != nil {
+		return f
+	}
+	defer unix.Close(ref)
+	var st unix.Statfs_t
+	if unix.Fstatfs(ref, &st) == nil && st.Files > 0 && st.Ffree == 0 && st.Bavail > 0 {
+		f.code = aetherv1.Code_CODE_NO_INODES
+	}
+	return f
 }
 
 func (f *failure) proto() *aetherv1.Error {

@@ -56,6 +56,11 @@ type Server struct {
 	buffered atomic.Int64 // bytes of output of all commands
 	active   atomic.Int64 // commands whose end has not been told
 
+	watchers atomic.Int64 // see watcher
+	watches  atomic.Int64
+	trees    chan struct{} // taken by each change of files under way
+	lists    chan struct{} // and by each listing
+
 	pumps    sync.WaitGroup // goroutines of pipes
 	sessions sync.WaitGroup
 
@@ -84,7 +89,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		key: o.Config.Key, log: o.Log, ownProcess: o.ReapAll, accts: newAccounts(),
 		commands: make(map[string]*command), conns: make(map[*wire.Conn]struct{}),
-		polled: make(map[*os.File]struct{}),
+		polled: make(map[*os.File]struct{}), trees: make(chan struct{}, maxTrees), lists: make(chan struct{}, maxTrees),
 	}
 	if o.Config.Cgroup != config.CgroupNone {
 		pool, err := newCgroupPool(o.CgroupFD)

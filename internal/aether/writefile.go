@@ -82,44 +82,46 @@ func (t *writeTransfer) next(spare []byte) ([]byte, error) {
 }
 
 func (t *writeTransfer) run() *failure {
-	name := clip(t.req.Path, 256)
+	size, sum, err := t.write()
+	if errors.Is(err, errCanceled) {
+		return nil
+	}
+	if err != nil {
+		return asDiskFailure("write "+clip(t.req.Path, 256), err, t.req.Path)
+	}
+	t.s.post(wire.MsgWriteDone, t.stream, &aetherv1.WriteDone{Size: size, Sha256: sum})
+	return nil
+}
+
+func (t *writeTransfer) write() (size uint64, sum []byte, err error) {
 	acc, err := t.s.srv.accts.lookup(t.req.User)
 	if err != nil {
-		return asFailure("write "+name, err)
+		return 0, nil, err
 	}
 	n, err := prepare(t.req, acc)
 	if err != nil {
-		return asFailure("write "+name, err)
+		return 0, nil, err
 	}
-	done := false
 	defer func() {
 		_ = n.file.Close() // errors of writing have been seen by then
-		if !done {
+		if err != nil && n.temp != "" {
 			_ = os.Remove(n.temp)
 		}
 	}()
 	if t.s.srv.pool != nil { // else nothing is charged to anybody
 		if err := checkDisk(n.file); err != nil {
-			return asFailure("write "+name, err)
+			return 0, nil, err
 		}
 	}
-	sum := sha256.New()
-	size, err := t.receive(n.file, sum)
-	if errors.Is(err, errCanceled) {
-		return nil
+	h := sha256.New()
+	if size, err = t.receive(n.file, h); err != nil {
+		return 0, nil, err
 	}
-	if err == nil {
-		err = t.check(size, sum.Sum(nil))
+	sum = h.Sum(nil)
+	if err := t.check(size, sum); err != nil {
+		return 0, nil, err
 	}
-	if err == nil {
-		err = n.publish(t.req, acc)
-	}
-	if err != nil {
-		return asFailure("write "+name, err)
-	}
-	done = true
-	t.s.post(wire.MsgWriteDone, t.stream, &aetherv1.WriteDone{Size: size, Sha256: sum.Sum(nil)})
-	return nil
+	return size, sum, n.finish(t.req, acc, size)
 }
 
 func (t *writeTransfer) receive(f *os.File, sum hash.Hash) (uint64, error) {
@@ -175,10 +177,10 @@ func checkDiskFD(fd int) error {
 	return nil
 }
 
-// A newFile is the temporary file and what it will become.
+// A newFile is the temporary file and what it will become; or a file that is written in place.
 type newFile struct {
 	file     *os.File
-	temp     string
+	temp     string // "" in place
 	target   string
 	mode     uint32
 	uid, gid int // -1 = as made
@@ -194,6 +196,9 @@ func prepare(req *aetherv1.WriteFile, acc account) (*newFile, error) {
 		return nil, failf(aetherv1.Code_CODE_IS_DIRECTORY, "it is a directory")
 	}
 	n := &newFile{target: path.Clean(p), mode: req.Mode & 0o7777, uid: -1, gid: -1}
+	if req.Append || req.InPlace {
+		return n, n.openInPlace(req, acc)
+	}
 	err = asUser(acc, func() error {
 		if req.MakeParents {
 			if err := makeParents(path.Dir(n.target)); err != nil {
@@ -258,6 +263,16 @@ func (n *newFile) create() error {
 		return err
 	}
 	n.file = os.NewFile(uintptr(fd), n.temp)
+	return nil
+}
+
+func (n *newFile) finish(req *aetherv1.WriteFile, acc account, size uint64) error {
+	switch {
+	case n.temp != "":
+		return n.publish(req, acc)
+	case req.Truncate && !req.Append:
+		return n.file.Truncate(int64(req.Offset + size))
+	}
 	return nil
 }
 

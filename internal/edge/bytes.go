@@ -231,7 +231,7 @@ func (e *Edge) putStdin(w http.ResponseWriter, r *http.Request, in *instance) er
 	return nil
 }
 
-// putFile replaces or makes a file: all of it, or nothing.
+// putFile replaces or makes a file: all of it, or nothing. With append or offset it writes to the file itself.
 func (e *Edge) putFile(w http.ResponseWriter, r *http.Request, in *instance) error {
 	g, err := in.live()
 	if err != nil {
@@ -274,10 +274,31 @@ func fileWriteOf(r *http.Request, in *instance) (FileWrite, error) {
 	if f.Exclusive, err = queryBool(r, "exclusive"); err != nil {
 		return FileWrite{}, err
 	}
+	if err := inPlaceOf(r, &f); err != nil {
+		return FileWrite{}, err
+	}
 	if s := r.Header.Get("Dsec-Sha256"); s != "" {
 		if f.SHA256, err = hex.DecodeString(s); err != nil || len(f.SHA256) != 32 {
 			return bad("Dsec-Sha256 is not 64 hex digits")
 		}
 	}
 	return f, nil
+}
+
+// inPlaceOf reads whether the file itself is written to: at its end, or at an offset.
+func inPlaceOf(r *http.Request, f *FileWrite) (err error) {
+	if f.Append, err = queryBool(r, "append"); err != nil {
+		return err
+	}
+	if f.Truncate, err = queryBool(r, "truncate"); err != nil {
+		return err
+	}
+	if f.Offset, err = queryInt(r, "offset", 0); err != nil {
+		return err
+	}
+	f.InPlace = r.URL.Query().Get("offset") != ""
+	if f.Append && f.InPlace || f.Truncate && !f.InPlace {
+		return sandbox.Errorf(sandbox.InvalidArgument, "invalid_query", "give append or offset, and truncate only with offset")
+	}
+	return nil
 }

@@ -63,6 +63,7 @@ type ConnectGuest func(ctx context.Context, o GuestOptions) (Guest, error)
 
 // A Guest is the edge's client of one aether. What it says of commands stays readable after Close.
 type Guest interface {
+	GuestFiles
 	// Done is closed when aether is gone for good; Err says why.
 	Done() <-chan struct{}
 	Err() error

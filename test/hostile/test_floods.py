@@ -123,7 +123,7 @@ def test_disk(new_box) -> None:
     with new_box(disk_limit_mb=64) as box:
         r = box.sh("head -c 200M /dev/zero > /tmp/big")
         assert r.exit_code != 0 and ("quota" in r.stderr or "space" in r.stderr), r
-        assert reason(lambda: box.sandbox.write_file("/tmp/more", bytes(1 << 20))) == "disk_full"
+        assert reason(lambda: box.sandbox.write_file("/tmp/more", bytes(1 << 20))) == "quota_exceeded"
         r = box.sh("i=0; while : > /tmp/f$i; do i=$((i+1)); done 2>/dev/null; echo $i")  # and by files without content
         assert r.exit_code == 0
         assert box.out("rm -f /tmp/big /tmp/f*; echo freed") == "freed"

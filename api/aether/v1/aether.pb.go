@@ -37,7 +37,7 @@ const (
 	Code_CODE_NO_USER        Code = 6
 	Code_CODE_NO_CWD         Code = 7
 	Code_CODE_RESOURCES      Code = 8 // EAGAIN, ENOMEM: pids or memory limit
-	Code_CODE_NO_SPACE       Code = 9 // ENOSPC, EDQUOT
+	Code_CODE_NO_SPACE       Code = 9 // ENOSPC
 	Code_CODE_PERMISSION     Code = 10
 	Code_CODE_IS_DIRECTORY   Code = 11
 	Code_CODE_NOT_DIRECTORY  Code = 12
@@ -49,6 +49,14 @@ const (
 	Code_CODE_BAD_ARCHIVE    Code = 33 // not an archive, a truncated one, or one with what is not understood
 	Code_CODE_NOT_EMPTY      Code = 34 // a directory
 	Code_CODE_CHANGED        Code = 35 // a file became shorter while it was read
+	Code_CODE_NO_INODES      Code = 40 // ENOSPC of a file system without free inodes
+	Code_CODE_QUOTA          Code = 41 // EDQUOT
+	Code_CODE_FILE_TOO_LARGE Code = 42 // EFBIG
+	Code_CODE_READ_ONLY      Code = 43 // EROFS
+	Code_CODE_BUSY           Code = 44 // EBUSY: a mount point; ETXTBSY: a program that runs
+	Code_CODE_CROSS_DEVICE   Code = 45 // EXDEV, of a hard link
+	Code_CODE_NAME_TOO_LONG  Code = 46
+	Code_CODE_TOO_MANY_LINKS Code = 47 // EMLINK
 	Code_CODE_NO_TERMINALS   Code = 17 // all of the sandbox's PTYs are taken
 )
 
@@ -76,6 +84,14 @@ var (
 		33: "CODE_BAD_ARCHIVE",
 		34: "CODE_NOT_EMPTY",
 		35: "CODE_CHANGED",
+		40: "CODE_NO_INODES",
+		41: "CODE_QUOTA",
+		42: "CODE_FILE_TOO_LARGE",
+		43: "CODE_READ_ONLY",
+		44: "CODE_BUSY",
+		45: "CODE_CROSS_DEVICE",
+		46: "CODE_NAME_TOO_LONG",
+		47: "CODE_TOO_MANY_LINKS",
 		17: "CODE_NO_TERMINALS",
 	}
 	Code_value = map[string]int32{
@@ -100,6 +116,14 @@ var (
 		"CODE_BAD_ARCHIVE":    33,
 		"CODE_NOT_EMPTY":      34,
 		"CODE_CHANGED":        35,
+		"CODE_NO_INODES":      40,
+		"CODE_QUOTA":          41,
+		"CODE_FILE_TOO_LARGE": 42,
+		"CODE_READ_ONLY":      43,
+		"CODE_BUSY":           44,
+		"CODE_CROSS_DEVICE":   45,
+		"CODE_NAME_TOO_LONG":  46,
+		"CODE_TOO_MANY_LINKS": 47,
 		"CODE_NO_TERMINALS":   17,
 	}
 )
@@ -1074,11 +1098,12 @@ type WriteFile struct {
 	Size        int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`           // -1 = unknown
 	Sha256      []byte                 `protobuf:"bytes,6,opt,name=sha256,proto3" json:"sha256,omitempty"`        // of the content, if known
 	Exclusive   bool                   `protobuf:"varint,7,opt,name=exclusive,proto3" json:"exclusive,omitempty"` // refuse to replace
-	// Not atomic: append adds to the end of the file; in_place writes at offset and leaves the rest as it is. Both make a
-	// file that does not exist.
+	// Not atomic: append adds to the end of the file; in_place writes at offset and leaves the rest as it is, or with truncate
+	// ends the file after the last byte written. Both make a file that does not exist.
 	Append        bool   `protobuf:"varint,8,opt,name=append,proto3" json:"append,omitempty"`
 	InPlace       bool   `protobuf:"varint,9,opt,name=in_place,json=inPlace,proto3" json:"in_place,omitempty"`
 	Offset        uint64 `protobuf:"varint,10,opt,name=offset,proto3" json:"offset,omitempty"`
+	Truncate      bool   `protobuf:"varint,11,opt,name=truncate,proto3" json:"truncate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1181,6 +1206,13 @@ func (x *WriteFile) GetOffset() uint64 {
 		return x.Offset
 	}
 	return 0
+}
+
+func (x *WriteFile) GetTruncate() bool {
+	if x != nil {
+		return x.Truncate
+	}
+	return false
 }
 
 type WriteDone struct {
@@ -3496,7 +3528,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\bmtime_ns\x18\x03 \x01(\x03R\amtimeNs\x12\x10\n" +
 	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x10\n" +
 	"\x03gid\x18\x05 \x01(\rR\x03gid\x12\x16\n" +
-	"\x06length\x18\x06 \x01(\x04R\x06length\"\xff\x01\n" +
+	"\x06length\x18\x06 \x01(\x04R\x06length\"\x9b\x02\n" +
 	"\tWriteFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x12\n" +
@@ -3508,7 +3540,8 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x06append\x18\b \x01(\bR\x06append\x12\x19\n" +
 	"\bin_place\x18\t \x01(\bR\ainPlace\x12\x16\n" +
 	"\x06offset\x18\n" +
-	" \x01(\x04R\x06offset\"7\n" +
+	" \x01(\x04R\x06offset\x12\x1a\n" +
+	"\btruncate\x18\v \x01(\bR\btruncate\"7\n" +
 	"\tWriteDone\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\"\xfb\x03\n" +
@@ -3676,7 +3709,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x03env\x18\x03 \x03(\tR\x03env\x12\x16\n" +
 	"\x06cgroup\x18\x04 \x01(\tR\x06cgroup\x12\x19\n" +
 	"\bv1_tasks\x18\x05 \x01(\rR\av1Tasks\x12\x12\n" +
-	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\xbc\x03\n" +
+	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\xe4\x04\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x12\n" +
@@ -3699,7 +3732,16 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x11CODE_UNSAFE_ENTRY\x10 \x12\x14\n" +
 	"\x10CODE_BAD_ARCHIVE\x10!\x12\x12\n" +
 	"\x0eCODE_NOT_EMPTY\x10\"\x12\x10\n" +
-	"\fCODE_CHANGED\x10#\x12\x15\n" +
+	"\fCODE_CHANGED\x10#\x12\x12\n" +
+	"\x0eCODE_NO_INODES\x10(\x12\x0e\n" +
+	"\n" +
+	"CODE_QUOTA\x10)\x12\x17\n" +
+	"\x13CODE_FILE_TOO_LARGE\x10*\x12\x12\n" +
+	"\x0eCODE_READ_ONLY\x10+\x12\r\n" +
+	"\tCODE_BUSY\x10,\x12\x15\n" +
+	"\x11CODE_CROSS_DEVICE\x10-\x12\x16\n" +
+	"\x12CODE_NAME_TOO_LONG\x10.\x12\x17\n" +
+	"\x13CODE_TOO_MANY_LINKS\x10/\x12\x15\n" +
 	"\x11CODE_NO_TERMINALS\x10\x11*\xdd\x01\n" +
 	"\n" +
 	"ChangeKind\x12\x1b\n" +

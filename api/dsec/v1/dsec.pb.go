@@ -155,7 +155,7 @@ type FileEventKind int32
 const (
 	FileEventKind_FILE_EVENT_KIND_UNSPECIFIED FileEventKind = 0
 	FileEventKind_FILE_EVENT_KIND_CREATED     FileEventKind = 1
-	FileEventKind_FILE_EVENT_KIND_CHANGED     FileEventKind = 2 // its content: closed after writing, or truncated
+	FileEventKind_FILE_EVENT_KIND_CHANGED     FileEventKind = 2 // its content; also when it is closed after writing
 	FileEventKind_FILE_EVENT_KIND_REMOVED     FileEventKind = 3
 	FileEventKind_FILE_EVENT_KIND_MOVED_FROM  FileEventKind = 4
 	FileEventKind_FILE_EVENT_KIND_MOVED_TO    FileEventKind = 5

@@ -24,7 +24,15 @@ var meanings = map[aetherv1.Code]meaning{
 	aetherv1.Code_CODE_NO_USER:        {sandbox.NotFound, "user_not_found"},
 	aetherv1.Code_CODE_NO_CWD:         {sandbox.NotFound, "workdir_not_found"},
 	aetherv1.Code_CODE_RESOURCES:      {sandbox.ResourceExhausted, "sandbox_resources"},
-	aetherv1.Code_CODE_NO_SPACE:       {sandbox.ResourceExhausted, "disk_full"},
+	aetherv1.Code_CODE_NO_SPACE:       {sandbox.ResourceExhausted, "no_space"},
+	aetherv1.Code_CODE_NO_INODES:      {sandbox.ResourceExhausted, "no_inodes"},
+	aetherv1.Code_CODE_QUOTA:          {sandbox.ResourceExhausted, "quota_exceeded"},
+	aetherv1.Code_CODE_FILE_TOO_LARGE: {sandbox.InvalidArgument, "file_too_large"},
+	aetherv1.Code_CODE_READ_ONLY:      {sandbox.FailedPrecondition, "read_only"},
+	aetherv1.Code_CODE_BUSY:           {sandbox.FailedPrecondition, "file_busy"},
+	aetherv1.Code_CODE_CROSS_DEVICE:   {sandbox.FailedPrecondition, "cross_device"},
+	aetherv1.Code_CODE_NAME_TOO_LONG:  {sandbox.InvalidArgument, "name_too_long"},
+	aetherv1.Code_CODE_TOO_MANY_LINKS: {sandbox.ResourceExhausted, "too_many_links"},
 	aetherv1.Code_CODE_PERMISSION:     {sandbox.PermissionDenied, "permission_denied"},
 	aetherv1.Code_CODE_IS_DIRECTORY:   {sandbox.FailedPrecondition, "is_directory"},
 	aetherv1.Code_CODE_NOT_DIRECTORY:  {sandbox.FailedPrecondition, "not_directory"},
@@ -36,6 +44,16 @@ var meanings = map[aetherv1.Code]meaning{
 	aetherv1.Code_CODE_BAD_ARCHIVE:    {sandbox.InvalidArgument, "bad_archive"},
 	aetherv1.Code_CODE_NOT_EMPTY:      {sandbox.FailedPrecondition, "directory_not_empty"},
 	aetherv1.Code_CODE_CHANGED:        {sandbox.FailedPrecondition, "file_changed"},
+}
+
+// advice says what to do, where aether does not know.
+var advice = map[aetherv1.Code]string{
+	aetherv1.Code_CODE_NO_SPACE:  "; the disk is full: remove files, or create the sandbox with a larger disk limit",
+	aetherv1.Code_CODE_NO_INODES: "; the disk has room, but not for more files: remove some",
+	aetherv1.Code_CODE_QUOTA:     "; the sandbox has used its disk limit: remove files, or create it with a larger one",
+	aetherv1.Code_CODE_NOT_EMPTY: "; ask for it to be removed recursively",
+	aetherv1.Code_CODE_BUSY:      "; a program that runs cannot be written to in place, and a mount point not removed",
+	aetherv1.Code_CODE_READ_ONLY: "; it is not part of the sandbox's own disk",
 }
 
 const maxErrorText = 2048
@@ -57,6 +75,7 @@ func fromAether(m *aetherv1.Error, notFound string) *sandbox.Error {
 	if text == "" {
 		text = "the sandbox could not do it"
 	}
+	text += advice[m.Code]
 	return sandbox.Errorf(what.class, what.reason, "%s", text)
 }
 

@@ -37,6 +37,10 @@ type FileWrite struct {
 	MakeParents, Exclusive bool
 	Size                   int64  // -1 = unknown
 	SHA256                 []byte // of the content, if known
+	// Not as a whole: what has arrived is in the file, whatever happens after it. InPlace writes at Offset, and with Truncate
+	// the file ends there, too.
+	Append, InPlace, Truncate bool
+	Offset                    int64
 }
 
 // A fileTransfer is what reading and writing have in common: one stream, one answer.
@@ -271,10 +275,11 @@ func (r *fileReader) Close() error {
 }
 
 // WriteFile makes or replaces a regular file with r's content, at once and as a whole: until it is complete, and if
-// anything goes wrong, the old file stays.
+// anything goes wrong, the old file stays. With Append or InPlace it writes to the file itself.
 func (c *Client) WriteFile(ctx context.Context, w FileWrite, r io.Reader) (size int64, sum []byte, err error) {
 	f, err := c.request(ctx, wire.MsgWriteFile, &aetherv1.WriteFile{
 		Path: w.Path, Mode: w.Mode, User: w.User, MakeParents: w.MakeParents, Size: w.Size, Sha256: w.SHA256, Exclusive: w.Exclusive,
+		Append: w.Append, InPlace: w.InPlace, Offset: uint64(w.Offset), Truncate: w.Truncate,
 	})
 	if err != nil {
 		return 0, nil, err
@@ -291,10 +296,18 @@ func (c *Client) WriteFile(ctx context.Context, w FileWrite, r io.Reader) (size 
 		}
 		if rerr != nil {
 			f.abort(rerr)
-			return 0, nil, sandbox.Errorf(sandbox.Canceled, "upload_interrupted", "reading the content failed; nothing was written").WithCause(rerr)
+			return 0, nil, sandbox.Errorf(sandbox.Canceled, "upload_interrupted", "reading the content failed; %s", left(w)).WithCause(rerr)
 		}
 	}
 	return f.finish(ctx)
+}
+
+// left says what a write that was interrupted has left.
+func left(w FileWrite) string {
+	if w.Append || w.InPlace {
+		return "what had arrived is in the file"
+	}
+	return "nothing was written"
 }
 
 // push waits until b has been sent.

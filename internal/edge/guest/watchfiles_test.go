@@ -1,0 +1,272 @@
+package guest
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/wire"
+	"dsec/sandbox"
+)
+
+const (
+	created = iota + 1
+	changed
+	removed
+	movedFrom
+	movedTo
+)
+
+// await reads events until one is ev.
+func await(t *testing.T, w *FileWatch, path string, kind int32) {
+	t.Helper()
+	for {
+		ev, err := w.Next()
+		if err != nil {
+			t.Fatalf("waiting for %q %d: %v", path, kind, err)
+		}
+		if string(ev.Path) == path && ev.Kind == kind {
+			return
+		}
+	}
+}
+
+func watch(t *testing.T, c *Client, dir string, recursive bool) *FileWatch {
+	t.Helper()
+	w, err := c.WatchFiles(testContext(t), dir, me(), recursive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+func TestWatchTellsWhatHappens(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	dir := filepath.Join(w.dir, "watched")
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write(t, at("old/below/file"), "x")
+	e := watch(t, c, dir, true)
+	write(t, at("new\nline\xff"), "content")
+	await(t, e, "new\nline\xff", created)
+	await(t, e, "new\nline\xff", changed)
+	write(t, at("old/below/file"), "changed")
+	await(t, e, "old/below/file", changed)
+	if err := os.Rename(at("old/below"), at("under")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, e, "old/below", movedFrom)
+	await(t, e, "under", movedTo)
+	write(t, at("under/file"), "seen at its new place")
+	await(t, e, "under/file", changed)
+	if err := os.Rename(at("under"), filepath.Join(w.dir, "outside")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, e, "under", movedFrom)
+	write(t, filepath.Join(w.dir, "outside/file"), "not ours")
+	write(t, at("made/at/once/file"), "x") // faster than watches can be added
+	await(t, e, "made/at/once/file", created)
+	write(t, at("made/at/once/file"), "y")
+	await(t, e, "made/at/once/file", changed)
+	if err := os.RemoveAll(at("made")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, e, "made", removed)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		ev, err := e.Next()
+		if err != nil {
+			if sandbox.ReasonOf(err) != "file_not_found" {
+				t.Errorf("%v", err)
+			}
+			break
+		}
+		if bytes.HasPrefix(ev.Path, []byte("under/")) {
+			t.Errorf("an event of what was moved away: %+v", ev)
+		}
+	}
+}
+
+func TestWatchOfOneDirectory(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	dir := filepath.Join(w.dir, "watched")
+	write(t, filepath.Join(dir, "sub/file"), "x")
+	e := watch(t, c, dir, false)
+	write(t, filepath.Join(dir, "sub/file"), "not told")
+	write(t, filepath.Join(dir, "file"), "told")
+	ev, err := e.Next()
+	if err != nil || string(ev.Path) != "file" || ev.Kind != created || ev.Directory {
+		t.Errorf("%+v, %v", ev, err)
+	}
+	for p, reason := range map[string]string{filepath.Join(dir, "none"): "file_not_found", filepath.Join(dir, "file"): "not_directory", "/proc/self": "invalid_request"} {
+		if _, err := c.WatchFiles(testContext(t), p, me(), true); sandbox.ReasonOf(err) != reason {
+			t.Errorf("%s: %v, want %s", p, err, reason)
+		}
+	}
+	if err := os.Rename(dir, dir+"2"); err != nil {
+		t.Fatal(err)
+	}
+	for err = nil; err == nil; {
+		_, err = e.Next()
+	}
+	if sandbox.ReasonOf(err) != "file_not_found" {
+		t.Errorf("moved away: %v", err)
+	}
+}
+
+// TestWatchOfManyEvents: a reader that sleeps costs a bound, and is told that it missed something; after that it sees again.
+func TestWatchOfManyEvents(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	e := watch(t, c, w.dir, true)
+	overflow := make(chan error, 1)
+	stop := make(chan struct{})
+	go func() {
+		for {
+			ev, err := e.Next()
+			if err != nil || ev.Overflow {
+				overflow <- err
+				return
+			}
+			select { // slower than they are made
+			case <-time.After(time.Millisecond):
+			case <-stop:
+			}
+		}
+	}()
+	var err error
+	for i, over := 0, false; !over; i++ {
+		p := filepath.Join(w.dir, "flood", fmt.Sprint(i%5000))
+		write(t, p, "x")
+		if err := os.Remove(p); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err = <-overflow:
+			over = true
+		default:
+			if i == 60_000 { // all is in the kernel's queue, or lost
+				close(stop)
+				err, over = <-overflow, true
+			}
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(w.dir, "after/it"), "x")
+	await(t, e, "after/it", created) // also where it was there before "after" was watched
+}
+
+func TestWatchLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	for i := range 50 {
+		write(t, filepath.Join(w.dir, fmt.Sprint(i), "f"), "x")
+	}
+	watch(t, c, w.dir, true).Close()
+	files, routines := openFiles(t), runtime.NumGoroutine()
+	for range 30 { // more than there may be at once
+		ctx, cancel := context.WithCancel(testContext(t))
+		for {
+			e, err := c.WatchFiles(ctx, w.dir, me(), true)
+			if sandbox.ReasonOf(err) == "sandbox_resources" { // the one before is on its way out
+				runtime.Gosched()
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+			if _, err := e.Next(); sandbox.ClassOf(err) != sandbox.Canceled {
+				t.Fatal(err)
+			}
+			e.Close()
+			break
+		}
+	}
+	deadline := time.Now().Add(time.Minute)
+	for openFiles(t) > files || runtime.NumGoroutine() > routines+2 {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d files of %d, %d goroutines of %d", openFiles(t), files, runtime.NumGoroutine(), routines)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	var open []*FileWatch
+	for range 100 {
+		e, err := c.WatchFiles(testContext(t), w.dir, me(), false)
+		if err != nil {
+			if sandbox.ReasonOf(err) != "sandbox_resources" {
+				t.Fatal(err)
+			}
+			break
+		}
+		open = append(open, e)
+	}
+	if len(open) == 0 || len(open) > 8 {
+		t.Errorf("%d watches at once", len(open))
+	}
+	for _, e := range open {
+		e.Close()
+	}
+}
+
+// FuzzFileRecords: what aether says of files is checked before it becomes anything else.
+func FuzzFileRecords(f *testing.F) {
+	for _, m := range []proto.Message{
+		&aetherv1.FileEntry{Path: []byte("a/b"), Mode: 0o100644, Size: 5}, &aetherv1.FileEntry{Path: []byte(".."), Mode: 0o120777, LinkTarget: []byte("x")},
+		&aetherv1.FileEvent{Path: []byte("a"), Kind: 1}, &aetherv1.FileEvent{Overflow: true},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(append(binary.AppendUvarint(nil, uint64(len(b))), b...))
+	}
+	f.Add(binary.AppendUvarint(nil, 1<<40))
+	f.Add(bytes.Repeat([]byte{0xff}, 20))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := &records{r: bufio.NewReader(bytes.NewReader(b))}
+		for {
+			m := new(aetherv1.FileEntry)
+			err := r.next(m)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				if !errors.Is(err, wire.ErrProtocol) {
+					t.Fatal(err)
+				}
+				break
+			}
+			if e, err := entryFrom(m); err == nil && (e.Size < 0 || e.Blocks < 0 || len(e.LinkTarget) > maxTarget) {
+				t.Errorf("%+v", e)
+			}
+			if checkRelative(m.Path) == nil && !filepath.IsLocal(string(m.Path)) {
+				t.Errorf("%q", m.Path)
+			}
+		}
+		ev := new(aetherv1.FileEvent)
+		if proto.Unmarshal(b, ev) == nil {
+			if e, err := eventFrom(ev); err == nil && !e.Overflow && (e.Kind < 1 || e.Kind > lastEventKind) {
+				t.Errorf("%+v", e)
+			}
+		}
+	})
+}
