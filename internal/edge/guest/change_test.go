@@ -27,7 +27,7 @@ func mustChange(t *testing.T, c *Client, changes ...Change) {
 	}
 }
 
-func write(t *testing.T, p, content string) {
+func putFile(t *testing.T, p, content string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func TestChanges(t *testing.T) {
 	if st, err := os.Stat(at("a/b")); err != nil || st.Mode().Perm() != 0o755 {
 		t.Errorf("a parent: %v, %v", st, err)
 	}
-	write(t, at("a/file"), "content")
+	putFile(t, at("a/file"), "content")
 	mustChange(t, c,
 		Change{Kind: MakeLink, Path: at("a/hard"), To: at("a/file"), Hard: true},
 		Change{Kind: MoveFile, Path: at("a/file"), To: at("a/b/moved")},
@@ -109,8 +109,8 @@ func TestChangesFailWithTheirReason(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	at := func(name string) string { return filepath.Join(w.dir, name) }
-	write(t, at("dir/file"), "x")
-	write(t, at("file"), "y")
+	putFile(t, at("dir/file"), "x")
+	putFile(t, at("file"), "y")
 	for name, tc := range map[string]struct {
 		c      Change
 		reason string
@@ -206,8 +206,8 @@ func TestCopyIsExact(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	from, to := filepath.Join(w.dir, "from"), filepath.Join(w.dir, "to")
-	write(t, filepath.Join(from, "sub/file"), "content")
-	write(t, filepath.Join(from, "sub/closed"), "c")
+	putFile(t, filepath.Join(from, "sub/file"), "content")
+	putFile(t, filepath.Join(from, "sub/closed"), "c")
 	script := `cd ` + from + ` && ln sub/file hard && ln -s /etc/passwd link && ln -s nowhere broken && mkfifo fifo &&
 		truncate -s 64M holes && printf x | dd of=holes bs=1 seek=40000000 conv=notrunc status=none && chmod 4755 sub/file && chmod 400 sub/closed &&
 		mkdir empty && chmod 1777 empty && : > 'new
@@ -227,8 +227,8 @@ line' && : > "$(printf 'b\377d')" && touch -hd '2001-02-03 04:05:06.789' sub/fil
 		t.Errorf("two names of one file became two files: %v %v", errA, errB)
 	}
 	// Into a directory that is there it is merged; what is in the way of the same kind is replaced.
-	write(t, filepath.Join(to, "sub/more"), "stays")
-	write(t, filepath.Join(to, "sub/closed"), "longer than before")
+	putFile(t, filepath.Join(to, "sub/more"), "stays")
+	putFile(t, filepath.Join(to, "sub/closed"), "longer than before")
 	mustChange(t, c, Change{Kind: CopyFile, Path: from, To: to, Recursive: true})
 	if content(filepath.Join(to, "sub/more")) != "stays" || content(filepath.Join(to, "sub/closed")) != "c" {
 		t.Error("merging lost or kept the wrong thing")
@@ -353,7 +353,7 @@ func TestListing(t *testing.T) {
 	c := w.connect()
 	names := []string{"a b", "new\nline", "ünïcödé", "bad\xff\xfe", strings.Repeat("n", 255), "-rf", "#", "'\"\\", "日本語"}
 	for _, n := range names {
-		write(t, filepath.Join(w.dir, "l/sub", n), n)
+		putFile(t, filepath.Join(w.dir, "l/sub", n), n)
 	}
 	if err := os.Symlink("bad\xff/target\n", filepath.Join(w.dir, "l/link")); err != nil {
 		t.Fatal(err)
@@ -425,7 +425,7 @@ func TestListingFailsAsAWhole(t *testing.T) {
 	}
 	w := newWorld(t)
 	c := w.connect()
-	write(t, filepath.Join(w.dir, "l/closed/file"), "x")
+	putFile(t, filepath.Join(w.dir, "l/closed/file"), "x")
 	if err := os.Chmod(filepath.Join(w.dir, "l/closed"), 0); err != nil {
 		t.Fatal(err)
 	}

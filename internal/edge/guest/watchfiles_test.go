@@ -58,28 +58,28 @@ func TestWatchTellsWhatHappens(t *testing.T) {
 	c := w.connect()
 	dir := filepath.Join(w.dir, "watched")
 	at := func(name string) string { return filepath.Join(dir, name) }
-	write(t, at("old/below/file"), "x")
+	putFile(t, at("old/below/file"), "x")
 	e := watch(t, c, dir, true)
-	write(t, at("new\nline\xff"), "content")
+	putFile(t, at("new\nline\xff"), "content")
 	await(t, e, "new\nline\xff", created)
 	await(t, e, "new\nline\xff", changed)
-	write(t, at("old/below/file"), "changed")
+	putFile(t, at("old/below/file"), "changed")
 	await(t, e, "old/below/file", changed)
 	if err := os.Rename(at("old/below"), at("under")); err != nil {
 		t.Fatal(err)
 	}
 	await(t, e, "old/below", movedFrom)
 	await(t, e, "under", movedTo)
-	write(t, at("under/file"), "seen at its new place")
+	putFile(t, at("under/file"), "seen at its new place")
 	await(t, e, "under/file", changed)
 	if err := os.Rename(at("under"), filepath.Join(w.dir, "outside")); err != nil {
 		t.Fatal(err)
 	}
 	await(t, e, "under", movedFrom)
-	write(t, filepath.Join(w.dir, "outside/file"), "not ours")
-	write(t, at("made/at/once/file"), "x") // faster than watches can be added
+	putFile(t, filepath.Join(w.dir, "outside/file"), "not ours")
+	putFile(t, at("made/at/once/file"), "x") // faster than watches can be added
 	await(t, e, "made/at/once/file", created)
-	write(t, at("made/at/once/file"), "y")
+	putFile(t, at("made/at/once/file"), "y")
 	await(t, e, "made/at/once/file", changed)
 	if err := os.RemoveAll(at("made")); err != nil {
 		t.Fatal(err)
@@ -106,10 +106,10 @@ func TestWatchOfOneDirectory(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	dir := filepath.Join(w.dir, "watched")
-	write(t, filepath.Join(dir, "sub/file"), "x")
+	putFile(t, filepath.Join(dir, "sub/file"), "x")
 	e := watch(t, c, dir, false)
-	write(t, filepath.Join(dir, "sub/file"), "not told")
-	write(t, filepath.Join(dir, "file"), "told")
+	putFile(t, filepath.Join(dir, "sub/file"), "not told")
+	putFile(t, filepath.Join(dir, "file"), "told")
 	ev, err := e.Next()
 	if err != nil || string(ev.Path) != "file" || ev.Kind != created || ev.Directory {
 		t.Errorf("%+v, %v", ev, err)
@@ -153,7 +153,7 @@ func TestWatchOfManyEvents(t *testing.T) {
 	var err error
 	for i, over := 0, false; !over; i++ {
 		p := filepath.Join(w.dir, "flood", fmt.Sprint(i%5000))
-		write(t, p, "x")
+		putFile(t, p, "x")
 		if err := os.Remove(p); err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +170,7 @@ func TestWatchOfManyEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(w.dir, "after/it"), "x")
+	putFile(t, filepath.Join(w.dir, "after/it"), "x")
 	await(t, e, "after/it", created) // also where it was there before "after" was watched
 }
 
@@ -178,7 +178,7 @@ func TestWatchLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	for i := range 50 {
-		write(t, filepath.Join(w.dir, fmt.Sprint(i), "f"), "x")
+		putFile(t, filepath.Join(w.dir, fmt.Sprint(i), "f"), "x")
 	}
 	watch(t, c, w.dir, true).Close()
 	files, routines := openFiles(t), runtime.NumGoroutine()
