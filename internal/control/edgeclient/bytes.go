@@ -33,6 +33,9 @@ type byteProxy struct {
 	transport *http.Transport
 	proxy     httputil.ReverseProxy
 
+	portTransport *http.Transport
+	ports         *httputil.ReverseProxy
+
 	mu   sync.Mutex
 	down context.Context // ends when the edge goes down
 	end  context.CancelCauseFunc
@@ -61,6 +64,7 @@ func newByteProxy(dial func(context.Context) (net.Conn, error)) *byteProxy {
 		WriteBufferSize:        copyBuffer,
 	}}
 	p.down, p.end = context.WithCancelCause(context.Background())
+	p.ports = p.newPortProxy()
 	p.proxy = httputil.ReverseProxy{
 		Rewrite:       rewrite,
 		Transport:     p.transport,
@@ -110,6 +114,7 @@ func (p *byteProxy) setDown(down bool) {
 	p.end(errDown)
 	p.down, p.end = context.WithCancelCause(context.Background())
 	p.transport.CloseIdleConnections()
+	p.portTransport.CloseIdleConnections()
 }
 
 func (p *byteProxy) close() {
@@ -117,6 +122,7 @@ func (p *byteProxy) close() {
 	defer p.mu.Unlock()
 	p.end(errDown)
 	p.transport.CloseIdleConnections()
+	p.portTransport.CloseIdleConnections()
 }
 
 // buffers is a pool of copy buffers.
