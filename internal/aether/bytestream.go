@@ -16,12 +16,22 @@ type byteStream struct {
 	req    *aetherv1.Open
 	ctx    context.Context // ends with the connection, or when the edge wants no more
 	stop   func()
+	window uint64 // that the edge is told of; 0 = wire.Window
 }
 
 func newByteStream(s *session, stream uint32, req *aetherv1.Open) *byteStream {
 	b := &byteStream{s: s, stream: stream, req: req, Duplex: wire.NewDuplex(s.conn, stream, wire.Stdin, wire.Stdout, 0)}
+	if n := req.Window; n > 0 {
+		b.SetCredit(min(uint64(n), wire.Window))
+	}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	return b
+}
+
+// limit bounds what the edge may send beyond what was taken. Call it before accept.
+func (b *byteStream) limit(window uint64) {
+	b.window = window
+	b.SetWindow(window)
 }
 
 func (b *byteStream) data(channel uint8, offset uint64, p []byte, flags wire.Flags) error {
@@ -39,7 +49,7 @@ func (b *byteStream) cancel() {
 
 // accept tells the edge that the stream is open. Errors before that are the answer instead.
 func (b *byteStream) accept() {
-	b.s.post(wire.MsgOpened, b.stream, &aetherv1.Opened{})
+	b.s.post(wire.MsgOpened, b.stream, &aetherv1.Opened{Window: uint32(b.window)})
 	b.s.flush()
 }
 

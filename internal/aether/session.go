@@ -37,6 +37,7 @@ type session struct {
 	mu        sync.Mutex
 	commands  map[uint32]*command
 	transfers map[uint32]transfer
+	dials     int            // of these, connections to ports
 	wg        sync.WaitGroup // transfers
 }
 
@@ -226,6 +227,13 @@ func (s *session) transferOf(stream uint32) transfer {
 	return s.transfers[stream]
 }
 
+// ended reports whether the connection is over.
+func (s *session) ended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.transfers == nil
+}
+
 // forget drops what is on a stream.
 func (s *session) forget(stream uint32) {
 	s.mu.Lock()
@@ -237,10 +245,19 @@ func (s *session) forget(stream uint32) {
 // transfer runs t in a goroutine of its own.
 func (s *session) transfer(stream uint32, t transfer) {
 	s.mu.Lock()
-	full := len(s.transfers) >= maxTransfers
+	full, most := len(s.transfers)-s.dials >= maxTransfers, maxTransfers
+	b, _ := t.(*byteStream)
+	dial := b != nil && b.req.GetDial() != nil
+	if dial {
+		full, most = s.dials >= maxDials, maxDials
+	}
 	taken := s.commands[stream] != nil || s.transfers[stream] != nil
 	if !full && !taken && s.transfers != nil {
 		s.transfers[stream] = t
+		if dial {
+			s.dials++
+			b.limit(dialWindow(s.dials))
+		}
 	}
 	s.mu.Unlock()
 	switch {
@@ -248,7 +265,7 @@ func (s *session) transfer(stream uint32, t transfer) {
 		s.conn.Fail(wire.ErrProtocol)
 		return
 	case full:
-		s.postError(stream, failf(aetherv1.Code_CODE_RESOURCES, "%d requests are running; try again when some are done", maxTransfers))
+		s.postError(stream, failf(aetherv1.Code_CODE_RESOURCES, "%d requests are running; try again when some are done", most))
 		return
 	}
 	s.wg.Go(func() {
@@ -256,6 +273,11 @@ func (s *session) transfer(stream uint32, t transfer) {
 			s.postError(stream, f)
 		}
 		s.forget(stream)
+		if dial {
+			s.mu.Lock()
+			s.dials--
+			s.mu.Unlock()
+		}
 		s.flush()
 	})
 }

@@ -27,8 +27,10 @@ func Join(a, b Stream) error {
 	results := make(chan error, 2)
 	pass := func(dst, src Stream) {
 		read, wrote := pour(dst, src)
-		if read != nil {
-			_, _ = a.Close(), b.Close() // the other direction ends with it
+		if read != nil { // the other direction ends with it
+			reset(a)
+			reset(b)
+			_, _ = a.Close(), b.Close()
 		}
 		results <- errors.Join(read, wrote)
 	}
@@ -58,7 +60,6 @@ func pour(dst, src Stream) (read, wrote error) {
 		case errors.Is(err, io.EOF):
 			return nil, dst.CloseWrite()
 		case err != nil:
-			reset(dst)
 			return err, nil
 		}
 	}

@@ -12,11 +12,27 @@ import (
 var ErrBroken = errors.New("the other side reads no more")
 
 // chunks hold what has arrived and was not read. A stream at rest holds none.
-var chunks = sync.Pool{New: func() any { return new(chunk) }}
+var chunks = sync.Pool{New: func() any { return &chunk{data: make([]byte, MaxData)} }}
 
 type chunk struct {
-	data       [MaxData]byte
+	data       []byte
 	start, end int
+}
+
+// chunk is room for what arrives: little where little may arrive.
+func (d *Duplex) chunk() *chunk {
+	if d.window < MaxData {
+		return &chunk{data: make([]byte, d.window)}
+	}
+	c := chunks.Get().(*chunk)
+	c.start, c.end = 0, 0
+	return c
+}
+
+func (d *Duplex) put(c *chunk) {
+	if len(c.data) == MaxData {
+		chunks.Put(c)
+	}
 }
 
 // A Duplex is a stream of bytes in each direction on one stream id, with credit of its own in each, like a TCP connection:
@@ -73,6 +89,13 @@ func (d *Duplex) SetCredit(n uint64) {
 	d.credit = n
 }
 
+// SetWindow says how far the other side may be beyond what was read here. Call it before anything arrives, and tell it.
+func (d *Duplex) SetWindow(n uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.window = n
+}
+
 // Data takes a data frame of the stream. An error is a violation.
 func (d *Duplex) Data(channel uint8, offset uint64, b []byte, flags Flags) error {
 	d.mu.Lock()
@@ -97,8 +120,7 @@ func (d *Duplex) Data(channel uint8, offset uint64, b []byte, flags Flags) error
 			c = d.queue[n-1]
 		}
 		if c == nil || c.end == len(c.data) {
-			c = chunks.Get().(*chunk)
-			c.start, c.end = 0, 0
+			c = d.chunk()
 			d.queue = append(d.queue, c)
 		}
 		n := copy(c.data[c.end:], b)
@@ -136,6 +158,13 @@ func (d *Duplex) Fail(err error) {
 	}
 }
 
+// Broken reports whether the other side reads no more.
+func (d *Duplex) Broken() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.broken
+}
+
 // Err is what Fail got, or nil.
 func (d *Duplex) Err() error {
 	d.mu.Lock()
@@ -145,7 +174,7 @@ func (d *Duplex) Err() error {
 
 func (d *Duplex) drop() {
 	for _, c := range d.queue {
-		chunks.Put(c)
+		d.put(c)
 	}
 	d.queue = nil
 }
@@ -240,7 +269,7 @@ func (d *Duplex) Read(p []byte) (int, error) {
 	c.start += n
 	if c.start == c.end {
 		d.queue = append(d.queue[:0], d.queue[1:]...)
-		chunks.Put(c)
+		d.put(c)
 	}
 	d.consumed(n)
 	return n, nil
@@ -261,7 +290,7 @@ func (d *Duplex) WriteTo(w io.Writer) (total int64, err error) {
 		d.queue = append(d.queue[:0], d.queue[1:]...)
 		d.mu.Unlock()
 		n, err := w.Write(c.data[c.start:c.end])
-		chunks.Put(c)
+		d.put(c)
 		d.mu.Lock()
 		total += int64(n)
 		if err != nil {

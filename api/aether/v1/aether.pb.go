@@ -1590,6 +1590,7 @@ type Open struct {
 	//	*Open_ReadArchive
 	//	*Open_WriteArchive
 	Open          isOpen_Open `protobuf_oneof:"open"`
+	Window        uint32      `protobuf:"varint,6,opt,name=window,proto3" json:"window,omitempty"` // how far aether may be beyond what was acknowledged; 0 = wire.Window
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1674,6 +1675,13 @@ func (x *Open) GetWriteArchive() *WriteArchive {
 		}
 	}
 	return nil
+}
+
+func (x *Open) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
 }
 
 type isOpen_Open interface {
@@ -3562,7 +3570,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\fstat_results\x18\x03 \x01(\v2\x16.aether.v1.StatResultsH\x00R\vstatResults\x12>\n" +
 	"\rchange_result\x18\x04 \x01(\v2\x17.aether.v1.ChangeResultH\x00R\fchangeResult\x124\n" +
 	"\tprocesses\x18\x05 \x01(\v2\x14.aether.v1.ProcessesH\x00R\tprocessesB\a\n" +
-	"\x05reply\"\xa3\x02\n" +
+	"\x05reply\"\xbb\x02\n" +
 	"\x04Open\x12%\n" +
 	"\x04dial\x18\x01 \x01(\v2\x0f.aether.v1.DialH\x00R\x04dial\x125\n" +
 	"\n" +
@@ -3570,7 +3578,8 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\vwatch_files\x18\x03 \x01(\v2\x15.aether.v1.WatchFilesH\x00R\n" +
 	"watchFiles\x12;\n" +
 	"\fread_archive\x18\x04 \x01(\v2\x16.aether.v1.ReadArchiveH\x00R\vreadArchive\x12>\n" +
-	"\rwrite_archive\x18\x05 \x01(\v2\x17.aether.v1.WriteArchiveH\x00R\fwriteArchiveB\x06\n" +
+	"\rwrite_archive\x18\x05 \x01(\v2\x17.aether.v1.WriteArchiveH\x00R\fwriteArchive\x12\x16\n" +
+	"\x06window\x18\x06 \x01(\rR\x06windowB\x06\n" +
 	"\x04open\" \n" +
 	"\x06Opened\x12\x16\n" +
 	"\x06window\x18\x01 \x01(\rR\x06window\"\xb7\x01\n" +

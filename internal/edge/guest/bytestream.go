@@ -17,10 +17,10 @@ import (
 // Read returns io.EOF only once aether has said that all went well (see Done); a stream that broke is an error.
 type ByteStream struct {
 	*wire.Duplex
-	link     *link
-	id       uint32
-	notFound string
-	release  func() bool // stops looking after the context
+	link    *link
+	id      uint32
+	explain func(*aetherv1.Error) *sandbox.Error
+	release func() bool // stops looking after the context
 
 	opened chan struct{} // closed by Opened, or by a failure
 	done   chan struct{} // closed by Done, or by a failure
@@ -32,19 +32,24 @@ type ByteStream struct {
 	over   bool // aether is done with it
 }
 
-// open asks aether for a stream and waits until it is open, at most timeout. It ends with ctx.
+// open asks aether for a stream and waits until it is open, at most timeout. It ends with ctx. notFound is the reason of the
+// error where a thing does not exist.
 func (c *Client) open(ctx context.Context, req *aetherv1.Open, notFound string, timeout time.Duration) (*ByteStream, error) {
+	return c.openExplained(ctx, req, func(m *aetherv1.Error) *sandbox.Error { return fromAether(m, notFound) }, timeout)
+}
+
+func (c *Client) openExplained(ctx context.Context, req *aetherv1.Open, explain func(*aetherv1.Error) *sandbox.Error, timeout time.Duration) (*ByteStream, error) {
 	l, err := c.current(ctx)
 	if err != nil {
 		return nil, err
 	}
-	b := &ByteStream{link: l, notFound: notFound, opened: make(chan struct{}), done: make(chan struct{})}
+	b := &ByteStream{link: l, explain: explain, opened: make(chan struct{}), done: make(chan struct{})}
 	b.mu.Lock() // frames may come before it is complete: its number can be guessed
 	if b.id, err = l.open(b); err != nil {
 		b.mu.Unlock()
 		return nil, errBroken
 	}
-	b.Duplex = wire.NewDuplex(l.conn, b.id, wire.Stdout, wire.Stdin, 0)
+	b.Duplex = wire.NewDuplex(l.conn, b.id, wire.Stdout, wire.Stdin, uint64(req.Window))
 	b.mu.Unlock()
 	b.release = context.AfterFunc(ctx, func() {
 		b.mu.Lock()
@@ -86,7 +91,7 @@ func (b *ByteStream) message(t wire.Type, payload []byte) error {
 			return err
 		}
 		b.over = true
-		b.fail(fromAether(m, b.notFound))
+		b.fail(b.explain(m))
 	case t == wire.MsgOpened && !b.isOpen && !b.over:
 		m := new(aetherv1.Opened)
 		if err := decode(payload, m); err != nil {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -58,6 +59,7 @@ type Client struct {
 	stop  context.CancelFunc
 	wg    sync.WaitGroup
 	done  chan struct{}
+	dials atomic.Int64 // connections to ports
 
 	mu         sync.Mutex
 	link       *link // nil while there is no connection
