@@ -33,13 +33,17 @@ type controlPlane struct {
 }
 
 // openControl opens the rows and the images, and wires the control plane. Nothing serves yet.
-func openControl(ctx context.Context, o *upOptions, log *slog.Logger) (_ *controlPlane, err error) {
+func openControl(ctx context.Context, o *upOptions, listener net.Addr, log *slog.Logger) (_ *controlPlane, err error) {
 	p := &controlPlane{log: log}
 	defer func() {
 		if err != nil {
 			p.close()
 		}
 	}()
+	site, err := portSite(o.portsDomain, listener)
+	if err != nil {
+		return nil, err
+	}
 	if p.rows, err = store.OpenSQLite(ctx, o.database()); err != nil {
 		return nil, err
 	}
@@ -50,10 +54,22 @@ func openControl(ctx context.Context, o *upOptions, log *slog.Logger) (_ *contro
 		return nil, err
 	}
 	p.control, err = control.New(ctx, control.Options{
-		Store: p.rows, Images: control.Images{Store: p.images}, Version: version, Log: log,
+		Store: p.rows, Images: control.Images{Store: p.images}, Version: version, Log: log, PortSite: site,
 		Edges: []control.Edge{localEdge(p.code, o.edgeSocket(), o.bytesSocket())},
 	})
 	return p, err
+}
+
+// portSite is where browsers reach ports of sandboxes; "" = nowhere.
+func portSite(domain string, listener net.Addr) (apiserver.PortSite, error) {
+	if domain == "" {
+		return apiserver.PortSite{}, nil
+	}
+	port := 0
+	if a, ok := listener.(*net.TCPAddr); ok {
+		port = a.Port
+	}
+	return apiserver.ParsePortSite(domain, port)
 }
 
 // localEdge is an edge of this machine, by the paths of its two sockets.

@@ -37,6 +37,7 @@ type upOptions struct {
 	nodeFlags
 	listen      string
 	contextName string
+	portsDomain string
 	detach      bool
 	asJSON      bool
 	readyFD     int
@@ -47,6 +48,7 @@ func setupUp(f *flagSet) action {
 	o.nodeFlags.register(f)
 	f.StringVar(&o.listen, "listen", defaultListen, "`address` of the API; anything but loopback shows it to the network, without TLS")
 	f.StringVar(&o.contextName, "context", defaultContext, "`name` under which URL and key are written to the user's config file")
+	f.StringVar(&o.portsDomain, "ports-domain", "localhost", "`domain` below which browsers reach ports of sandboxes; behind a proxy with TLS, https://DOMAIN")
 	f.BoolVar(&o.detach, "detach", false, "run in the background and return when the platform is ready")
 	f.letter("d", "detach")
 	jsonFlag(f, &o.asJSON, jsonHelp)
@@ -124,7 +126,7 @@ func upDetached(ctx context.Context, c *console, o *upOptions) error {
 		return fmt.Errorf("making the readiness pipe: %w", err)
 	}
 	defer r.Close()
-	cmd := exec.Command("/proc/self/exe", append([]string{"up", "--listen", o.listen, "--context", o.contextName, "--ready-fd", "3"}, o.args()...)...)
+	cmd := exec.Command("/proc/self/exe", append([]string{"up", "--listen", o.listen, "--context", o.contextName, "--ports-domain", o.portsDomain, "--ready-fd", "3"}, o.args()...)...)
 	cmd.Args[0] = "dsec"
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{w}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -212,7 +214,7 @@ func upForeground(ctx context.Context, c *console, o *upOptions) (err error) {
 		return sandbox.Errorf(sandbox.FailedPrecondition, "cannot_listen", "cannot listen on %s: %v; choose another with --listen", o.listen, err)
 	}
 	defer listener.Close()
-	p, err := openControl(ctx, o, log)
+	p, err := openControl(ctx, o, listener.Addr(), log)
 	if err != nil {
 		return err
 	}

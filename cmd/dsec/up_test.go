@@ -149,7 +149,7 @@ func TestDownTakesWhatUpHad(t *testing.T) {
 func TestOwnContext(t *testing.T) {
 	h := bareHarness(t)
 	p := platform{dataDir: t.TempDir(), runDir: filepath.Join(t.TempDir(), "run")}
-	control, err := openControl(t.Context(), &upOptions{nodeFlags: nodeFlags{platform: p}}, slog.New(slog.DiscardHandler))
+	control, err := openControl(t.Context(), &upOptions{nodeFlags: nodeFlags{platform: p}}, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,6 +51,7 @@ type Options struct {
 	MaxArchiveBytes int64
 	BatchWindow     int
 	BodyIdle        time.Duration
+	PortSite        apiserver.PortSite // where browsers reach ports
 }
 
 // A Control is the control plane.
@@ -101,6 +102,7 @@ func New(ctx context.Context, o Options) (*Control, error) {
 	c.server = apiserver.New(apiserver.Options{
 		IAM: c.iam, Store: o.Store, Launcher: c.launcher, Edges: apiEdges, Nodes: c.watcher.All, Images: o.Images, Version: o.Version,
 		Now: time.Now, Log: o.Log, MaxImports: o.MaxImports, MaxArchiveBytes: o.MaxArchiveBytes, BatchWindow: o.BatchWindow, BodyIdle: o.BodyIdle,
+		PortSite: o.PortSite,
 	})
 	return c, nil
 }

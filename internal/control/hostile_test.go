@@ -55,7 +55,7 @@ func send(t *testing.T, c *http.Client, method, url, auth, contentType string, b
 // concrete fills in a route's pattern with things that exist in form only.
 func concrete(pattern string) (method, path string) {
 	method, path, _ = strings.Cut(pattern, " ")
-	return method, strings.NewReplacer("{id}", string(sandbox.NewID("eaaaa")), "{cmd}", "c", "{kind}", "base", "{name...}", "a:1").Replace(path)
+	return method, strings.NewReplacer("{id}", string(sandbox.NewID("eaaaa")), "{cmd}", "c", "{kind}", "base", "{name...}", "a:1", "{port}", "80", "{path...}", "x").Replace(path)
 }
 
 func TestEveryRouteNeedsAKey(t *testing.T) {

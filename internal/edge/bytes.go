@@ -17,6 +17,7 @@ import (
 	dsecv1 "dsec/api/dsec/v1"
 	"dsec/internal/grant"
 	"dsec/internal/grpcerr"
+	"dsec/internal/ports"
 	"dsec/sandbox"
 )
 
@@ -36,7 +37,13 @@ func (e *Edge) ByteHandler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeError(w, sandbox.Errorf(sandbox.NotFound, "route_not_found", "there is no %s %s", r.Method, clip(r.URL.Path)))
 	})
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rt, ok := ports.Parse(r.URL.EscapedPath()); ok { // before the mux cleans the path
+			e.servePort(w, r, rt)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // errStarted wraps what went wrong after the answer had begun: all that is left is to cut the connection, so that the
@@ -86,6 +93,7 @@ func writeError(w http.ResponseWriter, err error) {
 }
 
 func writeErrorStatus(w http.ResponseWriter, status int, se *sandbox.Error) {
+	w.Header().Set(ports.Error, se.Reason)
 	writeJSON(w, status, errorBody(se))
 }
 

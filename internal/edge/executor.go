@@ -242,6 +242,7 @@ func (e *Edge) finish(in *instance) {
 	close(in.gone)
 	e.watchers.changed(in)
 	in.stop()
+	in.closeInward()
 	if g, ok := in.snapshot().guest.(keeper); ok {
 		e.later(g.Archive)
 	}

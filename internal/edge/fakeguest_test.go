@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing/iotest"
 	"time"
 
@@ -417,3 +419,25 @@ func (o *fakeOutput) Read(p []byte) (int, error) {
 		}
 	}
 }
+
+// Dial reaches a server of the test itself.
+func (g *fakeGuest) Dial(ctx context.Context, host string, port int, _ time.Duration) (GuestConn, error) {
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, sandbox.Errorf(sandbox.FailedPrecondition, "port_refused", "nothing listens on port %d", port)
+	}
+	if err != nil {
+		return nil, err
+	}
+	tcp := c.(*net.TCPConn)
+	go func() { <-g.done; tcp.Close() }()
+	return fakeConn{tcp}, nil
+}
+
+type fakeConn struct{ *net.TCPConn }
+
+func (c fakeConn) Reset() { _ = c.SetLinger(0) }

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"time"
 
 	"dsec/internal/edge/guest"
 	"dsec/sandbox"
@@ -21,6 +22,14 @@ type guestClient struct{ *guest.Client }
 
 func (g guestClient) Start(ctx context.Context, id string, cmd sandbox.Command) (GuestCommand, error) {
 	c, err := g.Client.Start(ctx, id, cmd)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (g guestClient) Dial(ctx context.Context, host string, port int, timeout time.Duration) (GuestConn, error) {
+	c, err := g.Client.Dial(ctx, host, port, timeout)
 	if err != nil {
 		return nil, err
 	}

@@ -49,7 +49,8 @@ type instance struct {
 	isSettled bool
 	gone      chan struct{} // closed when it is terminal
 
-	oom oomWatch
+	oom    oomWatch
+	inward inward
 
 	clearing sync.Mutex // held by the one who clears aether's way: see watchStart
 }

@@ -79,6 +79,8 @@ type Guest interface {
 	// ReadArchive packs a tree; WriteArchive unpacks one below a directory.
 	ReadArchive(ctx context.Context, a ArchiveRead) (GuestArchive, error)
 	WriteArchive(ctx context.Context, a ArchiveWrite, r io.Reader) (ArchiveResult, error)
+	// Dial connects to a TCP port as a program inside would: on the loopback, or of host where that is given.
+	Dial(ctx context.Context, host string, port int, timeout time.Duration) (GuestConn, error)
 	// Processes lists what runs inside; more: there is more than it lists.
 	Processes(ctx context.Context) (list []Process, more bool, err error)
 	// Signal signals one process; startedTicks, if not 0, must be its own.

@@ -162,6 +162,14 @@ func (p *reconnecting) WriteArchive(ctx context.Context, a ArchiveWrite, r io.Re
 	return g.WriteArchive(ctx, a, r)
 }
 
+func (p *reconnecting) Dial(ctx context.Context, host string, port int, timeout time.Duration) (GuestConn, error) {
+	g, err := p.await(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return g.Dial(ctx, host, port, timeout)
+}
+
 // beginLink puts a stand-in into in, and speaks to its aether in the background, in turn with others.
 func (e *Edge) beginLink(in *instance, h driver.Handle, turns chan struct{}) {
 	ctx, cancel := context.WithCancel(in.ctx)

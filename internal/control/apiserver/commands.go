@@ -177,11 +177,6 @@ func (v sandboxService) WatchMetrics(ctx context.Context, r *connect.Request[dse
 	return stream(ctx, v.s, r, out, edgev1.EdgeServiceClient.WatchMetrics)
 }
 
-// CreatePortURL implements the service.
-func (v sandboxService) CreatePortURL(context.Context, *connect.Request[dsecv1.CreatePortURLRequest]) (*connect.Response[dsecv1.CreatePortURLResponse], error) {
-	return nil, sandbox.Errorf(sandbox.Unsupported, "not_implemented", "URLs of ports are not offered yet")
-}
-
 // serveBytes passes a byte route to the sandbox's edge.
 func (s *Server) serveBytes(w http.ResponseWriter, r *http.Request) {
 	x := w.(*exchange)

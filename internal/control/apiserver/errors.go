@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	"dsec/internal/grpcerr"
+	"dsec/internal/ports"
 	"dsec/sandbox"
 )
 
@@ -99,6 +100,7 @@ func (x *exchange) fail(r *http.Request, err error) {
 	if x.code != 0 { // too late for an answer
 		return
 	}
+	x.Header().Set(ports.Error, x.failure.Reason)
 	if werr := errorWriter.Write(x, r, toConnect(x.failure)); werr != nil && x.writeErr == nil {
 		x.writeErr = werr
 	}

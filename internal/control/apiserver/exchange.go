@@ -35,15 +35,14 @@ func exchangeOf(ctx context.Context) *exchange { return ctx.Value(exchangeKey{})
 func (s *Server) exchange(x *exchange, r *http.Request, mux *http.ServeMux) {
 	began := s.o.Now()
 	defer s.finish(x, r, began)
-	who, err := s.o.IAM.Authenticate(r.Context(), r.Header.Get("Authorization"))
-	r.Header.Del("Authorization") // nothing further in needs it, so nothing further in can leak it
+	who, err := s.o.IAM.Authenticate(r.Context(), credentials(r))
 	if err != nil {
 		x.Header().Set("WWW-Authenticate", "Bearer")
 		x.fail(r, err)
 		return
 	}
 	x.who = who
-	dispatch(x, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)), mux)
+	s.dispatch(x, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)), mux)
 }
 
 // finish gives the answer's sandbox to the caller, or takes it back, and logs. It also runs when a handler panicked, which

@@ -48,6 +48,10 @@ func credentials(r *http.Request) (header string) {
 func (s *Server) servePort(w http.ResponseWriter, r *http.Request) {
 	x := w.(*exchange)
 	rt, _ := r.Context().Value(portKey{}).(ports.Route)
+	if rt.Kind == 0 { // found by its pattern alone
+		x.fail(r, sandbox.Errorf(sandbox.InvalidArgument, "invalid_port", "a port is a number from 1 to 65535"))
+		return
+	}
 	id, e, signed, err := s.target(x.who, rt.Sandbox)
 	if err != nil {
 		x.fail(r, err)

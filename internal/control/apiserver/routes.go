@@ -3,6 +3,7 @@ package apiserver
 import (
 	"net/http"
 	"path"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -81,8 +82,16 @@ func (s *Server) table() []route {
 		{"GET " + commands + "stdout", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
 		{"GET " + commands + "stderr", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
 		{"PUT " + commands + "stdin", iam.Use, noLimit, 0, http.HandlerFunc(s.serveBytes)}, // a person may think for hours
+		insideRoute("/v1/sandboxes/{id}/ports/{port}/http/{path...}", s.servePort),
+		insideRoute("/v1/sandboxes/{id}/ports/{port}/tcp", s.servePort),
+		insideRoute("/v1/sandboxes/{id}/http", s.servePort),
 		{"POST /v1/environments/{kind}/{name...}", iam.Publish, s.o.MaxArchiveBytes, s.o.BodyIdle, http.HandlerFunc(s.importEnvironment)},
 	}
+}
+
+// insideRoute is a route to servers inside, by any method. It is found by ports.Parse and not by its pattern: see dispatch.
+func insideRoute(pattern string, h http.HandlerFunc) route {
+	return route{pattern, iam.Use, noLimit, 0, h} // a server inside may be sent something for hours
 }
 
 // Routes is the patterns of the table.
@@ -90,6 +99,9 @@ func (s *Server) Routes() []string {
 	list := make([]string, len(s.routes))
 	for i, r := range s.routes {
 		list[i] = r.pattern
+		if !strings.Contains(r.pattern, " ") { // by any method: one stands for all
+			list[i] = "POST " + r.pattern
+		}
 	}
 	return list
 }
@@ -112,10 +124,15 @@ func (s *Server) build() http.Handler {
 	for _, r := range s.routes {
 		mux.Handle(r.pattern, s.guard(r))
 	}
+	s.inside = s.guard(insideRoute("", s.servePort))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := &exchange{ResponseWriter: w, control: http.NewResponseController(w)}
 		if r.Body != nil && r.Body != http.NoBody {
 			x.readWithin(s.o.BodyIdle) // whoever it is and whatever they get: the server reads what they send to its end
+		}
+		if label, ok := s.o.PortSite.match(r.Host); ok {
+			s.serveSite(x, r, label)
+			return
 		}
 		if r.URL.Path == healthPath && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -128,7 +145,11 @@ func (s *Server) build() http.Handler {
 
 // dispatch finds the route. A path that tries to be another one is refused instead of redirected, which is what ServeMux
 // would do.
-func dispatch(x *exchange, r *http.Request, mux *http.ServeMux) {
+func (s *Server) dispatch(x *exchange, r *http.Request, mux *http.ServeMux) {
+	if rt, ok := portRoute(r); ok { // whose paths are the inner server's
+		s.inside.ServeHTTP(x, withRoute(r, rt))
+		return
+	}
 	if p := r.URL.Path; p == "" || p[0] != '/' || path.Clean(p) != p {
 		x.fail(r, sandbox.Errorf(sandbox.InvalidArgument, "bad_path", "the path of the request is not in its shortest form"))
 		return

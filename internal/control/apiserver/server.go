@@ -27,6 +27,7 @@ import (
 	"dsec/internal/control/store"
 	"dsec/internal/control/watcher"
 	"dsec/internal/image"
+	"dsec/internal/ports"
 	"dsec/sandbox"
 )
 
@@ -36,6 +37,9 @@ type Edge interface {
 	ListSandboxes(ctx context.Context, signed string, r *edgev1.ListSandboxesRequest) (*edgev1.ListSandboxesResponse, error)
 	// Call makes one call of the contract within f.
 	Call(ctx context.Context, signed string, f func(context.Context, edgev1.EdgeServiceClient) error) error
+	// ServePort passes a request to a server inside; DialPort connects to one. Its error may be a ports.Answer.
+	ServePort(w http.ResponseWriter, r *http.Request, signed string, req ports.Request, onError func(http.ResponseWriter, *http.Request, error))
+	DialPort(ctx context.Context, signed, target string) (ports.Stream, error)
 	ServeBytes(w http.ResponseWriter, r *http.Request, signed string, onError func(http.ResponseWriter, *http.Request, error))
 }
 
@@ -63,6 +67,7 @@ type Options struct {
 	MaxArchiveBytes int64 // of an upload, as it is sent
 	BatchWindow     int   // creates in flight of one CreateSandboxes
 	BodyIdle        time.Duration
+	PortSite        PortSite // where browsers reach ports
 }
 
 // Defaults.
@@ -79,6 +84,7 @@ type Server struct {
 	names   *resolver
 	imports chan struct{} // one token for each import that may run
 	routes  []route
+	inside  http.Handler // of requests to servers inside
 	handler http.Handler
 }
 

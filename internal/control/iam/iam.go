@@ -47,12 +47,14 @@ type Identity struct {
 
 // IAM authenticates callers. It is safe for concurrent use.
 type IAM struct {
-	store  store.Store
-	signer *grant.Signer
-	now    func() time.Time
+	store   store.Store
+	signer  *grant.Signer
+	portKey []byte
+	now     func() time.Time
 
 	mu    sync.RWMutex
 	cache map[store.Hash]cached
+	byID  map[string]cached
 }
 
 type cached struct {
@@ -74,11 +76,18 @@ func New(ctx context.Context, st store.Store, now func() time.Time) (*IAM, error
 	if len(seed) != ed25519.SeedSize {
 		return nil, sandbox.Errorf(sandbox.DataLoss, "signing_key_damaged", "the stored signing key has %d bytes instead of %d; restore the database from a copy", len(seed), ed25519.SeedSize)
 	}
+	ports, err := portKey(ctx, st)
+	if err != nil {
+		return nil, err
+	}
 	err = st.AddProject(ctx, store.Project{Path: RootProject, CreatedAt: now()})
 	if err != nil && sandbox.ClassOf(err) != sandbox.AlreadyExists {
 		return nil, fmt.Errorf("make root project: %w", err)
 	}
-	return &IAM{store: st, signer: grant.NewSigner(ed25519.NewKeyFromSeed(seed)), now: now, cache: make(map[store.Hash]cached)}, nil
+	return &IAM{
+		store: st, signer: grant.NewSigner(ed25519.NewKeyFromSeed(seed)), portKey: ports, now: now,
+		cache: make(map[store.Hash]cached), byID: make(map[string]cached),
+	}, nil
 }
 
 // PublicKey is what edges verify grants with.
@@ -128,6 +137,7 @@ func (i *IAM) RevokeKey(ctx context.Context, id string) error {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	delete(i.byID, id)
 	for h, c := range i.cache {
 		if c.key.ID == id {
 			delete(i.cache, h)
