@@ -34,6 +34,8 @@ type Spec struct {
 	Network     map[string]bool
 	Hostname    string
 	Name        string
+	Start       *Command `json:",omitempty"` // started once aether answers, as StartCommand
+	ReadyWhen   *Probe   `json:",omitempty"` // it is not ready before this has succeeded
 }
 
 // Defaults and bounds of a Spec.
@@ -70,6 +72,9 @@ func (s Spec) WithDefaults() Spec {
 	setDefault(&s.Limits.Disk, DefaultDisk)
 	setDefault(&s.IdleTimeout, DefaultIdleTimeout)
 	setDefault(&s.Lifetime, DefaultLifetime)
+	if s.ReadyWhen != nil {
+		s.ReadyWhen = s.ReadyWhen.withDefaults()
+	}
 	return s
 }
 
@@ -145,6 +150,9 @@ func (s Spec) Validate() error {
 		}
 	}
 	if err := ValidateEnv(s.Env); err != nil {
+		return err
+	}
+	if err := s.validateStart(); err != nil {
 		return err
 	}
 	return s.validateNetwork()

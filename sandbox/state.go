@@ -82,6 +82,7 @@ const (
 	ReasonLifetime     = "lifetime"
 	ReasonStartFailed  = "start_failed"
 	ReasonStartTimeout = "start_timeout"
+	ReasonProbeFailed  = "probe_failed" // ready_when did not succeed in time
 	ReasonOOM          = "oom"
 	ReasonGuestDied    = "guest_died"
 	ReasonKilled       = "killed"       // its processes were killed from outside

@@ -14,6 +14,7 @@ import (
 	"dsec/internal/edge/journal"
 	"dsec/internal/image"
 	"dsec/internal/rootfs"
+	"dsec/internal/startspec"
 	"dsec/sandbox"
 )
 
@@ -25,15 +26,17 @@ const (
 )
 
 // specOf converts a spec from the wire. Numbers that no Duration can hold become such that Validate refuses them.
-func specOf(p *dsecv1.SandboxSpec) sandbox.Spec {
+func specOf(p *dsecv1.SandboxSpec) (sandbox.Spec, error) {
 	l := p.GetLimits()
-	return sandbox.Spec{
+	s := sandbox.Spec{
 		Backend: p.GetBackend(), Image: p.GetImage(), Workspace: p.GetWorkspace(), Toolkits: p.GetToolkits(),
 		Limits:      sandbox.Limits{Memory: l.GetMemoryBytes(), CPU: l.GetCpuCores(), PIDs: l.GetPids(), Disk: l.GetDiskBytes()},
 		IdleTimeout: seconds(p.GetIdleTimeoutSeconds()), Lifetime: seconds(p.GetLifetimeSeconds()),
 		Labels: p.GetLabels(), Env: p.GetEnv(), User: p.GetUser(), Workdir: p.GetWorkdir(), Network: p.GetNetworkRules(),
 		Hostname: p.GetHostname(), Name: p.GetName(),
 	}
+	err := startspec.FromWire(p, &s)
+	return s, err
 }
 
 func seconds(n int64) time.Duration {
@@ -42,12 +45,14 @@ func seconds(n int64) time.Duration {
 }
 
 func specTo(s *sandbox.Spec) *dsecv1.SandboxSpec {
-	return &dsecv1.SandboxSpec{
+	p := &dsecv1.SandboxSpec{
 		Backend: s.Backend, Image: s.Image, Workspace: s.Workspace, Toolkits: s.Toolkits,
 		Limits:             &dsecv1.Limits{MemoryBytes: s.Limits.Memory, CpuCores: s.Limits.CPU, Pids: s.Limits.PIDs, DiskBytes: s.Limits.Disk},
 		IdleTimeoutSeconds: int64(s.IdleTimeout / time.Second), LifetimeSeconds: int64(s.Lifetime / time.Second),
 		Labels: s.Labels, Env: s.Env, User: s.User, Workdir: s.Workdir, NetworkRules: s.Network, Hostname: s.Hostname, Name: s.Name,
 	}
+	startspec.ToWire(s, p)
+	return p
 }
 
 // orderOf checks one create. It is the one validator at this boundary: an apiserver is trusted to authenticate, not to be
@@ -68,7 +73,11 @@ func (e *Edge) orderOf(c *edgev1.CreateSandbox, project, principal string) (orde
 	case len(c.GetIdempotencyKey()) > maxKeyBytes || len(c.GetSpecDigest()) > maxKeyBytes:
 		return bad("the idempotency key or digest is longer than %d bytes", maxKeyBytes)
 	}
-	spec := specOf(c.GetSpec()).WithDefaults()
+	spec, err := specOf(c.GetSpec())
+	if err != nil {
+		return order{}, err
+	}
+	spec = spec.WithDefaults()
 	if err := spec.Validate(); err != nil {
 		return order{}, err
 	}

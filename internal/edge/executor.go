@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"dsec/internal/edge/failpoint"
@@ -103,7 +104,7 @@ func (e *Edge) setup(ctx context.Context, in *instance) {
 	}
 	if err != nil {
 		code, message := faultOf(err)
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) && code != sandbox.ReasonProbeFailed {
 			code = sandbox.ReasonStartTimeout
 		}
 		e.log.Warn("sandbox failed to start", "sandbox_id", in.id, "error", err)
@@ -134,7 +135,7 @@ func (e *Edge) tearLate(in *instance) {
 	in.progress.Assume(sandboxSteps.Len())
 	for n := 1; ; n++ {
 		ctx, cancel := detached(e.ctx, sandbox.StoppingDeadline)
-		err := sandboxSteps.Teardown(ctx, &making{e, in}, &in.progress)
+		err := sandboxSteps.Teardown(ctx, &making{e: e, in: in}, &in.progress)
 		cancel()
 		if err == nil {
 			return
@@ -151,15 +152,19 @@ func (e *Edge) tearLate(in *instance) {
 func (e *Edge) setupSteps(ctx context.Context, in *instance) error {
 	select {
 	case e.setups <- struct{}{}:
-		defer func() { <-e.setups }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return sandboxSteps.Setup(ctx, &making{e, in}, &in.progress)
+	leave := sync.OnceFunc(func() { <-e.setups })
+	defer leave()
+	return sandboxSteps.Setup(ctx, &making{e, in, leave}, &in.progress)
 }
 
 // faultOf is what a user is told of a failed setup.
 func faultOf(err error) (code, message string) {
+	if e := sandbox.AsError(err); e.Reason == sandbox.ReasonProbeFailed {
+		return e.Reason, e.Message
+	}
 	where := "before its first step"
 	var se *steps.Error
 	if errors.As(err, &se) {
@@ -173,7 +178,7 @@ func (e *Edge) teardown(in *instance) {
 	e.awaitSetup(in)
 	e.teardowns <- struct{}{}
 	ctx, cancel := detached(e.ctx, sandbox.StoppingDeadline)
-	err := sandboxSteps.Teardown(ctx, &making{e, in}, &in.progress)
+	err := sandboxSteps.Teardown(ctx, &making{e: e, in: in}, &in.progress)
 	cancel()
 	<-e.teardowns
 	trouble := ""
@@ -351,5 +356,14 @@ func (e *Edge) wake(id sandbox.ID) {
 		return
 	}
 	u := in.use()
+	if late := in.probing.late(); late != nil {
+		in.mu.Lock()
+		over := in.life.state == sandbox.Creating && !time.Now().Before(in.life.createBy)
+		in.mu.Unlock()
+		if over {
+			e.fault(in, late.Reason, late, late.Message)
+			return
+		}
+	}
 	e.event(in, func(l *life, now time.Time) effects { return l.tick(now, u) })
 }

@@ -441,3 +441,9 @@ func (g *fakeGuest) Dial(ctx context.Context, host string, port int, _ time.Dura
 type fakeConn struct{ *net.TCPConn }
 
 func (c fakeConn) Reset() { _ = c.SetLinger(0) }
+
+func (g *fakeGuest) ForgetCommand(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.commands, id)
+}

@@ -52,6 +52,8 @@ type instance struct {
 	oom    oomWatch
 	inward inward
 
+	probing probing
+
 	clearing sync.Mutex // held by the one who clears aether's way: see watchStart
 }
 

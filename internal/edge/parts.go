@@ -72,6 +72,8 @@ type Guest interface {
 	// Start starts a command, or finds the one with this id.
 	Start(ctx context.Context, id string, cmd sandbox.Command) (GuestCommand, error)
 	Command(id string) (GuestCommand, bool)
+	// ForgetCommand drops a command that has ended, with its output.
+	ForgetCommand(id string)
 	Commands() []GuestCommand
 	Running() int
 	ReadFile(ctx context.Context, f FileRead) (FileInfo, io.ReadCloser, error)

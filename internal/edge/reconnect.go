@@ -98,6 +98,13 @@ func (p *reconnecting) Command(id string) (GuestCommand, bool) {
 	return p.g.Command(id)
 }
 
+// ForgetCommand has nothing to drop yet.
+func (p *reconnecting) ForgetCommand(id string) {
+	if g := p.settled(); g != nil {
+		g.ForgetCommand(id)
+	}
+}
+
 func (p *reconnecting) Commands() []GuestCommand {
 	<-p.over
 	if p.g == nil {

@@ -18,6 +18,8 @@ import (
 type making struct {
 	e  *Edge
 	in *instance
+	// leave gives the setup's place to another: what follows may take long, and costs the node nothing.
+	leave func()
 }
 
 // sandboxSteps make a sandbox. rootfs, network and limits do not need each other, yet run one after the other: together
@@ -35,6 +37,7 @@ func init() {
 		steps.Step[*making]{Name: "create", Setup: setupCreate, Teardown: teardownCreate},
 		steps.Step[*making]{Name: "start", Setup: setupStart, Teardown: teardownStart},
 		steps.Step[*making]{Name: "guest", Setup: setupGuest},
+		steps.Step[*making]{Name: "probe", Setup: setupProbe},
 		steps.Step[*making]{Name: "ready", Setup: setupReady},
 	)
 }

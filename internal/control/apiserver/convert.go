@@ -13,6 +13,7 @@ import (
 	dsecv1 "dsec/api/dsec/v1"
 	"dsec/internal/control/store"
 	"dsec/internal/image"
+	"dsec/internal/startspec"
 	"dsec/sandbox"
 )
 
@@ -27,7 +28,7 @@ func readSpec(p *dsecv1.SandboxSpec) (sandbox.Spec, string, error) {
 	if p == nil {
 		return sandbox.Spec{}, "", sandbox.Errorf(sandbox.InvalidArgument, "invalid_spec", "the request has no spec")
 	}
-	if len(p.ProtoReflect().GetUnknown()) > 0 || len(p.GetLimits().ProtoReflect().GetUnknown()) > 0 {
+	if startspec.Unknown(p) || len(p.ProtoReflect().GetUnknown()) > 0 || len(p.GetLimits().ProtoReflect().GetUnknown()) > 0 {
 		return sandbox.Spec{}, "", sandbox.Errorf(sandbox.InvalidArgument, "unknown_field",
 			"the spec has fields that this version does not know, and would not keep to; update the platform or use an older client")
 	}
@@ -37,7 +38,11 @@ func readSpec(p *dsecv1.SandboxSpec) (sandbox.Spec, string, error) {
 		IdleTimeout: seconds(p.GetIdleTimeoutSeconds()), Lifetime: seconds(p.GetLifetimeSeconds()),
 		Labels: p.GetLabels(), Env: p.GetEnv(), User: p.GetUser(), Workdir: p.GetWorkdir(), Network: p.GetNetworkRules(),
 		Hostname: p.GetHostname(), Name: p.GetName(),
-	}.WithDefaults()
+	}
+	if err := startspec.FromWire(p, &s); err != nil {
+		return sandbox.Spec{}, "", err
+	}
+	s = s.WithDefaults()
 	if err := s.Validate(); err != nil {
 		return sandbox.Spec{}, "", err
 	}
@@ -62,12 +67,14 @@ func seconds(n int64) time.Duration {
 }
 
 func writeSpec(s sandbox.Spec) *dsecv1.SandboxSpec {
-	return &dsecv1.SandboxSpec{
+	p := &dsecv1.SandboxSpec{
 		Backend: s.Backend, Image: s.Image, Workspace: s.Workspace, Toolkits: s.Toolkits,
 		Limits:             &dsecv1.Limits{MemoryBytes: s.Limits.Memory, CpuCores: s.Limits.CPU, Pids: s.Limits.PIDs, DiskBytes: s.Limits.Disk},
 		IdleTimeoutSeconds: int64(s.IdleTimeout / time.Second), LifetimeSeconds: int64(s.Lifetime / time.Second),
 		Labels: s.Labels, Env: s.Env, User: s.User, Workdir: s.Workdir, NetworkRules: s.Network, Hostname: s.Hostname, Name: s.Name,
 	}
+	startspec.ToWire(&s, p)
+	return p
 }
 
 // createTimeout is how long a create may take.

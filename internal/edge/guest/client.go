@@ -333,6 +333,25 @@ func (c *Client) Archive() {
 	}
 }
 
+// ForgetCommand drops a command that has ended, with its output. One that runs is kept.
+func (c *Client) ForgetCommand(id string) {
+	c.mu.Lock()
+	m := c.commands[id]
+	i := slices.Index(c.finished, m)
+	if m == nil || i < 0 {
+		c.mu.Unlock()
+		return
+	}
+	delete(c.commands, id)
+	c.finished = slices.Delete(c.finished, i, i+1)
+	if i := slices.Index(c.unreleased, m); i >= 0 {
+		c.unreleased = slices.Delete(c.unreleased, i, i+1)
+	}
+	c.mu.Unlock()
+	m.release()
+	c.spool.forget(m)
+}
+
 // Forget drops all output; files of it are not made any more. Call it after Close.
 func (c *Client) Forget() {
 	c.spool.close()
