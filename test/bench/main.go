@@ -36,6 +36,7 @@ var benchmarks = []benchmark{
 	{"launcher", benchLauncher},
 	{"memory", benchMemory},
 	{"python", benchPython},
+	{"soak", benchSoak},
 	{"streams", benchStreams},
 }
 
@@ -54,7 +55,7 @@ func run() error {
 	flag.BoolVar(&o.docker, "docker", true, "compare the benchmark api with docker")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of each comparison")
 	flag.DurationVar(&o.hold, "hold", 0, "how long each load goes on at least, for a profiler")
-	names := flag.String("run", "all", "comma-separated benchmarks: api, launcher, memory, python, streams")
+	names := flag.String("run", "all", "comma-separated benchmarks: api, launcher, memory, python, soak, streams")
 	flag.Parse()
 	if err := o.check(); err != nil {
 		return err
