@@ -12,6 +12,7 @@ import (
 
 const (
 	maxFreeCgroups = 16 // kept open and empty for the next commands
+	restCgroups    = 2  // of these, at rest: each has two descriptors
 	reclaimStep    = 4  // groups with background processes that one acquire looks at again
 )
 
@@ -110,6 +111,16 @@ func (p *cgroupPool) release(g *cgroup) {
 		p.free = append(p.free, g)
 	default:
 		p.remove(g)
+	}
+}
+
+// trim gives back what only a busy sandbox needs.
+func (p *cgroupPool) trim() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.free) > restCgroups {
+		p.remove(p.free[len(p.free)-1])
+		p.free = p.free[:len(p.free)-1]
 	}
 }
 

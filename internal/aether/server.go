@@ -249,6 +249,9 @@ func (s *Server) restNow() {
 	}
 	s.mu.Unlock()
 	if idle {
+		if s.pool != nil {
+			s.pool.trim()
+		}
 		debug.FreeOSMemory()
 	}
 }

@@ -16,7 +16,8 @@ const (
 	soakRate      = 1000 // commands a second asked for
 	soakTime      = time.Minute
 	soakSandboxes = 8
-	soakWarm      = 5 * time.Second // caches, pools and histories are full after it
+	soakAtOnce    = 64   // commands: a machine that is too slow for the rate is not pressed further
+	soakWarm      = 1200 // commands in each before: caches, pools and histories (1,024 commands) are full then
 )
 
 // benchSoak runs commands at once in many sandboxes, and many commands one after the other, and measures what that leaves
@@ -66,7 +67,8 @@ func (p *platform) soak(ctx context.Context, r *report) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.destroyMany(context.WithoutCancel(ctx), ids)) }()
-	if _, err := p.steady(ctx, ids, soakWarm); err != nil {
+	err = spread(ctx, soakAtOnce, soakWarm*len(ids), func(ctx context.Context, i int) error { return p.exec(ctx, ids[i%len(ids)]) })
+	if err != nil {
 		return err
 	}
 	before, err := p.held(ctx)
@@ -90,17 +92,15 @@ func (p *platform) soak(ctx context.Context, r *report) (err error) {
 	return nil
 }
 
-// steady starts commands at soakRate for a while and says how many have ended a second. A machine that is too slow is not pressed
-// further than some commands at once.
+// steady starts commands at soakRate for a while and says how many have ended a second.
 func (p *platform) steady(ctx context.Context, ids []string, d time.Duration) (float64, error) {
-	const most = 64 // at once
 	start := time.Now()
 	due := func(i int) time.Time { return start.Add(time.Duration(i) * time.Second / soakRate) }
 	n := int(d.Seconds() * soakRate)
 	var mu sync.Mutex
 	ended := 0
 	end := start.Add(d)
-	err := spread(ctx, most, n, func(ctx context.Context, i int) error {
+	err := spread(ctx, soakAtOnce, n, func(ctx context.Context, i int) error {
 		if time.Now().After(end) {
 			return nil
 		}
