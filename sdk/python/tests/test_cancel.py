@@ -190,13 +190,11 @@ async def test_many_commands_at_once_share_few_connections(config: DSecConfig, p
 async def test_a_waiter_for_a_connection_gives_up(config: DSecConfig, platform: Platform) -> None:
     client = DSecClient(config=replace(config, max_connections=1, request_timeout=2, retry_seconds=0.01))
     sandbox = await client.run_container(ARGS)
-    command = await sandbox.start("sleep 100")
-    busy = asyncio.ensure_future(command.iter_stdout().__anext__())
-    await until(lambda: platform.requests[-1].method == "GET")
+    output = (await sandbox.start("echo ready; sleep 100")).iter_stdout()
+    assert await output.__anext__() == b"ready\n"  # and holds the only connection
     with pytest.raises(DSecError, match="became free"):
         await client.get_sandbox(sandbox.id)
-    busy.cancel()
-    await asyncio.gather(busy, return_exceptions=True)
+    await output.aclose()
     assert (await client.get_sandbox(sandbox.id)).id == sandbox.id
     await client.close()
 
