@@ -366,7 +366,7 @@ func (c *command) postStarted() {
 	c.answered = true
 	m := &aetherv1.Started{Pid: uint32(c.pid), StdoutOffset: c.out[0].sent, StderrOffset: c.out[1].sent}
 	if c.stdin != nil {
-		m.StdinOffset = c.stdin.written + uint64(len(c.stdin.buf))
+		m.StdinOffset = c.stdin.written + uint64(c.stdin.buf.Len())
 	}
 	c.sess.post(wire.MsgStarted, c.stream, m)
 }

@@ -19,7 +19,7 @@ type input struct {
 	fd      int // -1 before the command is started, once closed, or owned by file
 	file    *os.File
 	wake    chan struct{}
-	buf     []byte
+	buf     wire.Queue
 	written uint64 // in the pipe
 	end     bool   // nothing follows buf
 	broken  bool   // nobody reads any more
@@ -31,7 +31,7 @@ type input struct {
 
 // data takes bytes from the edge. It reports false if the edge broke the rules.
 func (in *input) data(offset uint64, b []byte, end bool) bool {
-	next := in.written + uint64(len(in.buf))
+	next := in.written + uint64(in.buf.Len())
 	if in.closed { // late data for an ended command is no fault
 		in.ack()
 		return true
@@ -40,10 +40,10 @@ func (in *input) data(offset uint64, b []byte, end bool) bool {
 		return false
 	}
 	b = b[min(uint64(len(b)), next-offset):] // sent again after a reconnect
-	if len(in.buf)+len(b) > wire.Window || (in.end && len(b) > 0) {
+	if in.buf.Len()+len(b) > wire.Window || (in.end && len(b) > 0) {
 		return false
 	}
-	in.buf = append(in.buf, b...)
+	in.buf.Append(b)
 	in.end = in.end || end
 	in.advance()
 	return true
@@ -81,8 +81,8 @@ func (in *input) advance() {
 
 // pending is what is to be written next: input, and behind it what tells a terminal that it has ended.
 func (in *input) pending() []byte {
-	if len(in.buf) > 0 || !in.end || !in.tty {
-		return in.buf
+	if in.buf.Len() > 0 || !in.end || !in.tty {
+		return in.buf.From(0)
 	}
 	if in.eof == nil {
 		in.c.out[0].control(func(fd int) { in.eof = endOfInput(fd, in.last) })
@@ -94,16 +94,13 @@ func (in *input) wrote(n int) {
 	if n <= 0 {
 		return
 	}
-	if len(in.buf) == 0 {
+	if in.buf.Len() == 0 {
 		in.eof = in.eof[n:]
 		return
 	}
 	in.written += uint64(n)
-	in.last = in.buf[n-1]
-	in.buf = append(in.buf[:0], in.buf[n:]...)
-	if len(in.buf) == 0 {
-		in.buf = nil
-	}
+	in.last = in.buf.From(0)[n-1]
+	in.buf.Discard(n)
 }
 
 // settle acknowledges and closes, as far as it goes.
@@ -111,7 +108,7 @@ func (in *input) settle(before uint64) {
 	if in.end && len(in.pending()) == 0 {
 		in.close()
 	}
-	if in.broken || len(in.buf) == 0 || in.written-before >= wire.Window/4 {
+	if in.broken || in.buf.Len() == 0 || in.written-before >= wire.Window/4 {
 		in.ack()
 	}
 }
@@ -124,7 +121,7 @@ func (in *input) ack() {
 
 func (in *input) breakOff() {
 	in.broken = true
-	in.buf = nil
+	in.buf.Drop()
 	in.close()
 }
 
@@ -133,9 +130,9 @@ func (in *input) close() {
 		return
 	}
 	in.closed = true
-	if len(in.buf) > 0 {
+	if in.buf.Len() > 0 {
 		in.broken = true
-		in.buf = nil
+		in.buf.Drop()
 	}
 	switch {
 	case in.file != nil:
@@ -177,9 +174,12 @@ func (in *input) pump() {
 				break
 			}
 			// data may append to buf meanwhile, which leaves these bytes as they are.
-			n, err := in.file.Write(chunk[:min(len(chunk), readSize)])
+			n, err := in.file.Write(chunk[:min(len(chunk), moveSize)])
 			c.mu.Lock()
 			before := in.written
+			if before < busyBytes && before+uint64(n) >= busyBytes {
+				widen(in.file)
+			}
 			if !in.closed {
 				in.wrote(n)
 				if err != nil {

@@ -13,6 +13,11 @@ import (
 
 const (
 	readSize = 32 << 10
+	moveSize = 128 << 10 // of a stream that is busy, at once
+	// A stream that has moved busyBytes gets a pipe of pipeSize: each side is woken a quarter as often. Not all do, since what a user
+	// of the host may have in pipes is bounded.
+	busyBytes = 1 << 20
+	pipeSize  = 256 << 10
 	// Past budget bytes of output in memory, a stream may hold only scarce bytes and asks the edge to acknowledge them:
 	// thousands of commands with full windows would be hundreds of MiB.
 	budget = 6 << 20
@@ -33,7 +38,7 @@ type output struct {
 	wake chan struct{}
 
 	base     uint64 // offset of buf[0]: everything before is acknowledged
-	buf      []byte
+	buf      wire.Queue
 	sent     uint64 // to the connected edge
 	closed   bool   // nothing more for the caller: end of file, or detached
 	detached bool   // the command ended while others hold the pipe: count and drop what they write
@@ -46,7 +51,7 @@ type output struct {
 	src  *wire.Source
 }
 
-func (o *output) total() uint64 { return o.base + uint64(len(o.buf)) }
+func (o *output) total() uint64 { return o.base + uint64(o.buf.Len()) }
 
 // room is how much may be read now.
 func (o *output) room() int {
@@ -54,7 +59,7 @@ func (o *output) room() int {
 	if o.c.srv.buffered.Load() > budget {
 		limit = scarce
 	}
-	return max(0, limit-len(o.buf))
+	return max(0, limit-o.buf.Len())
 }
 
 // readNow takes what is in the pipe without waiting and reports whether anything may follow. Nothing polls it yet.
@@ -82,11 +87,12 @@ func (o *output) readNow() {
 }
 
 func (o *output) append(b []byte) {
-	if o.buf == nil {
-		o.buf = make([]byte, 0, max(len(b), 512))
-	}
-	o.buf = append(o.buf, b...)
-	o.c.srv.buffered.Add(int64(len(b)))
+	o.buf.Append(b)
+	o.grew(len(b))
+}
+
+func (o *output) grew(n int) {
+	o.c.srv.buffered.Add(int64(n))
 	if o.c.quiet.timer != nil {
 		o.c.quiet.last = time.Now()
 	}
@@ -139,7 +145,7 @@ func (o *output) waitRoom() int {
 	for {
 		o.c.mu.Lock()
 		n, detached := o.room(), o.detached
-		if n == 0 && !detached && len(o.buf) < wire.Window {
+		if n == 0 && !detached && o.buf.Len() < wire.Window {
 			o.push = true
 			o.ready()
 		}
@@ -149,7 +155,7 @@ func (o *output) waitRoom() int {
 			return readSize
 		}
 		if n > 0 {
-			return min(n, readSize)
+			return min(n, moveSize)
 		}
 		sess.flush()
 		<-o.wake
@@ -157,11 +163,21 @@ func (o *output) waitRoom() int {
 }
 
 func (o *output) readOnce(fd, limit int) (eof, again bool) {
-	buf := readBuffers.Get().(*[]byte)
-	defer readBuffers.Put(buf)
 	o.c.mu.Lock() // also over the read, so that owed is exact; it does not block
-	n, err := unix.Read(fd, (*buf)[:limit])
+	var b []byte
+	var used *[]byte
+	if o.base >= busyBytes && !o.detached {
+		b = o.buf.Space(limit)
+	} else { // most streams are short
+		used = readBuffers.Get().(*[]byte)
+		defer readBuffers.Put(used)
+		b = (*used)[:min(limit, readSize)]
+	}
+	n, err := unix.Read(fd, b)
 	if err != nil || n == 0 {
+		if o.buf.Len() == 0 {
+			o.buf.Discard(0) // the room
+		}
 		again = errors.Is(err, unix.EAGAIN) && !(o.tty && o.late) // late, it is all that there was
 		o.c.mu.Unlock()
 		return !again && !errors.Is(err, unix.EINTR), again
@@ -171,7 +187,16 @@ func (o *output) readOnce(fd, limit int) (eof, again bool) {
 		o.c.mu.Unlock()
 		return false, false
 	}
-	o.append((*buf)[:n])
+	before := o.total()
+	if used == nil {
+		o.buf.Extend(n)
+		o.grew(n)
+	} else {
+		o.append(b[:n])
+	}
+	if before < busyBytes && o.total() >= busyBytes {
+		widenFD(fd)
+	}
 	o.owed -= n
 	if o.late && o.owed <= 0 {
 		o.detach()
@@ -179,6 +204,15 @@ func (o *output) readOnce(fd, limit int) (eof, again bool) {
 	o.c.finishAndUnlock()
 	return false, false
 }
+
+// widen gives a pipe more room, if the kernel allows it.
+func widen(f *os.File) {
+	if rc, err := f.SyscallConn(); err == nil {
+		_ = rc.Control(func(fd uintptr) { widenFD(int(fd)) }) // fails only once it is closed
+	}
+}
+
+func widenFD(fd int) { _, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, pipeSize) }
 
 // owe notes what is in the pipe at the end of the command. Of a terminal the kernel tells only a part.
 func (o *output) owe() {
@@ -234,18 +268,17 @@ func (o *output) fill(sess *session) func([]byte, int) ([]byte, uint64, wire.Fla
 			return b, 0, 0, false
 		}
 		offset := o.sent
-		chunk := o.buf[offset-o.base:]
-		chunk = chunk[:min(len(chunk), limit)]
-		o.sent += uint64(len(chunk))
+		n := min(int(o.total()-offset), limit)
+		o.sent += uint64(n)
 		var flags wire.Flags
 		if o.push || o.c.srv.buffered.Load() > budget {
 			flags = wire.Push
 			o.push = false
 		}
-		if len(chunk) == 0 && len(o.buf) == 0 {
+		if n == 0 && o.buf.Len() == 0 {
 			flags = 0
 		}
-		b = append(b, chunk...)
+		b = o.buf.AppendTo(b, int(offset-o.base), n)
 		o.c.postExit()
 		return b, offset, flags, o.sent < o.total()
 	}
@@ -259,10 +292,7 @@ func (o *output) ack(offset uint64) bool {
 	if offset > o.base {
 		n := offset - o.base
 		o.base = offset
-		o.buf = append(o.buf[:0], o.buf[n:]...)
-		if len(o.buf) == 0 && cap(o.buf) > scarce {
-			o.buf = nil
-		}
+		o.buf.Discard(int(n))
 		o.c.srv.buffered.Add(-int64(n))
 		o.wakeUp()
 	}
@@ -308,9 +338,9 @@ func (o *output) detach() {
 
 // forget drops everything that is kept.
 func (o *output) forget() {
-	o.c.srv.buffered.Add(-int64(len(o.buf)))
-	o.base += uint64(len(o.buf))
-	o.buf = nil
+	o.c.srv.buffered.Add(-int64(o.buf.Len()))
+	o.base += uint64(o.buf.Len())
+	o.buf.Drop()
 	o.sent = o.base
 	o.detach()
 }

@@ -179,11 +179,13 @@ func (m *Command) prepare(cmd sandbox.Command) {
 	}
 	if len(cmd.Stdin) > 0 || follows {
 		req.Stdin = true
-		m.stdin = &input{m: m, channel: wire.Stdin, buf: slices.Clone(cmd.Stdin), end: !follows}
+		m.stdin = &input{m: m, channel: wire.Stdin, end: !follows}
+		m.stdin.buf.Append(cmd.Stdin)
 	}
 	if len(req.Shell) > inlineScript {
 		// The shell closes its copy of the pipe first, so that nothing that the script starts inherits it.
-		m.script = &input{m: m, channel: wire.Script, buf: []byte("exec 3<&-; " + req.Shell), end: true}
+		m.script = &input{m: m, channel: wire.Script, end: true}
+		m.script.buf.Append([]byte("exec 3<&-; " + req.Shell))
 		req.Shell, req.ScriptFollows = "", true
 	}
 	m.request = req

@@ -176,7 +176,7 @@ func (m *Command) exit(e *aetherv1.Exit) error {
 	r := &m.result
 	r.ExitCode, r.Signal = int(e.ExitCode), int(e.Signal)
 	r.TimedOut, r.Killed, r.NoOutput = e.TimedOut, e.Killed, e.TimedOut && e.NoOutput
-	r.StdinBroken = e.StdinBroken || (m.stdin != nil && (m.stdin.broken || len(m.stdin.buf) > 0))
+	r.StdinBroken = e.StdinBroken || (m.stdin != nil && (m.stdin.broken || m.stdin.buf.Len() > 0))
 	m.finish()
 	for i := range m.out { // aether has little room for what nobody may ever ask for
 		b := &m.out[i]

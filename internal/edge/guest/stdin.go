@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"sync"
 
 	"dsec/internal/wire"
 	"dsec/sandbox"
@@ -21,19 +22,19 @@ type input struct {
 	// queued until then: its offset would be wrong.
 	unknown bool
 
-	base   uint64 // written to the command
-	buf    []byte // from base on
-	sent   uint64 // on this connection
-	most   uint64 // on any
-	end    bool   // nothing follows buf
-	endOut bool   // and that was sent
+	base   uint64     // written to the command
+	buf    wire.Queue // from base on
+	sent   uint64     // on this connection
+	most   uint64     // on any
+	end    bool       // nothing follows buf
+	endOut bool       // and that was sent
 	broken bool
 }
 
-func (in *input) next() uint64 { return in.base + uint64(len(in.buf)) }
+func (in *input) next() uint64 { return in.base + uint64(in.buf.Len()) }
 
 // complete reports whether everything was written or never will be.
-func (in *input) complete() bool { return in.broken || (len(in.buf) == 0 && (!in.end || in.endOut)) }
+func (in *input) complete() bool { return in.broken || (in.buf.Len() == 0 && (!in.end || in.endOut)) }
 
 // ready asks the connection to send.
 func (in *input) ready() {
@@ -56,7 +57,7 @@ func (in *input) fill(l *link) func([]byte, int) ([]byte, uint64, wire.Flags, bo
 		}
 		offset := in.sent
 		n := min(uint64(limit), in.next()-offset, in.base+wire.Window-offset)
-		b = append(b, in.buf[offset-in.base:][:n]...)
+		b = in.buf.AppendTo(b, int(offset-in.base), int(n))
 		in.sent += n
 		in.most = max(in.most, in.sent)
 		var flags wire.Flags
@@ -76,11 +77,8 @@ func (in *input) ack(offset uint64, broken bool) error {
 	}
 	in.sent = max(in.sent, offset) // what an earlier connection brought
 	if offset > in.base {
-		in.buf = in.buf[offset-in.base:] // not moved: a script may be long
+		in.buf.Discard(int(offset - in.base))
 		in.base = offset
-		if len(in.buf) == 0 {
-			in.buf = nil
-		}
 	}
 	if broken && !in.broken {
 		in.breakOff()
@@ -92,7 +90,7 @@ func (in *input) ack(offset uint64, broken bool) error {
 
 func (in *input) breakOff() {
 	in.broken = true
-	in.buf = nil
+	in.buf.Drop()
 	in.sent, in.most = in.base, in.base // an acknowledgement of what was dropped is a violation
 }
 
@@ -113,6 +111,8 @@ func (in *input) rewind() {
 	in.sent = in.base
 	in.endOut = false
 }
+
+var stdinBlocks = sync.Pool{New: func() any { b := make([]byte, 128<<10); return &b }}
 
 // inputRoom is how much may wait for aether; a script is there as a whole.
 const inputRoom = wire.Window
@@ -143,7 +143,9 @@ func (m *Command) WriteStdin(ctx context.Context, offset int64, r io.Reader, clo
 			return 0, sandbox.Errorf(sandbox.Canceled, "stdin_interrupted", "reading the input failed").WithCause(err)
 		}
 	}
-	buf := make([]byte, 32<<10)
+	block := stdinBlocks.Get().(*[]byte)
+	defer stdinBlocks.Put(block)
+	buf := *block
 	for {
 		n, rerr := r.Read(buf)
 		if n > 0 {
@@ -198,8 +200,8 @@ func (m *Command) pushStdin(ctx context.Context, in *input, b []byte) error {
 			m.mu.Unlock()
 			return sandbox.Errorf(sandbox.FailedPrecondition, "stdin_closed", "the command's input was closed before")
 		}
-		n := min(len(b), inputRoom-len(in.buf))
-		in.buf = append(in.buf, b[:n]...)
+		n := min(len(b), inputRoom-in.buf.Len())
+		in.buf.Append(b[:n])
 		in.ready()
 		b = b[n:]
 		err := m.flushAndWait(ctx, len(b) > 0)
@@ -242,7 +244,7 @@ func (m *Command) stdinDone(ctx context.Context, in *input, close bool) (int64, 
 		}
 		m.mu.Lock()
 	}
-	base, broken := in.base, in.broken || len(in.buf) > 0
+	base, broken := in.base, in.broken || in.buf.Len() > 0
 	err := m.flushAndWait(ctx, false)
 	if broken {
 		err = stdinBroken(base)
