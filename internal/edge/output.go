@@ -19,6 +19,7 @@ const (
 	maxQuiet = time.Hour
 	// outputBlock is how much is read and written at once: each costs a few system calls on every hop.
 	outputBlock = 256 << 10
+	smallBlock  = 4 << 10
 	// finalHeader says that the stream ends with this answer. It stands in the head, if the command has ended by then, or
 	// in the trailer. Who sees neither asks again at the offset behind what it got.
 	finalHeader  = "Dsec-Final"
@@ -90,12 +91,21 @@ func queryQuiet(r *http.Request) (time.Duration, error) {
 // sendOutput copies what out gives. Output that is not kept any more when the first piece is read can still be answered with an
 // error.
 func sendOutput(w http.ResponseWriter, out OutputReader, follow bool) error {
-	buf := blocks.Get().(*[]byte)
-	defer blocks.Put(buf)
+	// A silent follower shall not cost a large buffer.
+	var small [smallBlock]byte
+	buf := small[:]
+	var large *[]byte
+	defer func() {
+		if large != nil {
+			blocks.Put(large)
+		}
+	}()
 	n := 0
 	if out.Ready() {
+		large = blocks.Get().(*[]byte)
+		buf = *large
 		var err error
-		if n, err = out.Read(*buf); err != nil && !errors.Is(err, io.EOF) {
+		if n, err = out.Read(buf); err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
 	}
@@ -118,17 +128,25 @@ func sendOutput(w http.ResponseWriter, out OutputReader, follow bool) error {
 	}
 	for {
 		if n > 0 {
-			if _, err := s.Write((*buf)[:n]); err != nil {
+			if _, err := s.Write(buf[:n]); err != nil {
 				return errStarted{err}
 			}
 		}
-		if follow && !out.Ready() { // more may be long in coming
-			if err := rc.Flush(); err != nil {
+		switch ready := out.Ready(); {
+		case ready && large == nil:
+			large = blocks.Get().(*[]byte)
+			buf = *large
+		case !ready:
+			if err := s.flush(follow); err != nil {
 				return errStarted{err}
+			}
+			if large != nil {
+				blocks.Put(large)
+				large, buf = nil, small[:]
 			}
 		}
 		var err error
-		if n, err = out.Read(*buf); errors.Is(err, io.EOF) {
+		if n, err = out.Read(buf); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			return errStarted{err}
@@ -138,6 +156,14 @@ func sendOutput(w http.ResponseWriter, out OutputReader, follow bool) error {
 		h.Set(finalHeader, "1") // in the trailer
 	}
 	return nil
+}
+
+// flush passes on what was written, if more may be long in coming.
+func (s *steady) flush(follow bool) error {
+	if !follow {
+		return nil
+	}
+	return s.rc.Flush()
 }
 
 // closeWhenGone ends a read that waits for output when its reader has gone away.

@@ -102,7 +102,12 @@ func (p *byteProxy) serve(w http.ResponseWriter, r *http.Request, c byteCall) {
 	// The proxy's error handler gets the outgoing request, whose context also ends with the edge; the caller's own is r's.
 	onError := c.onError
 	c.onError = func(w http.ResponseWriter, _ *http.Request, err error) { onError(w, r, err) }
-	p.proxy.ServeHTTP(w, r.WithContext(context.WithValue(ctx, byteCallKey{}, c)))
+	r = r.WithContext(context.WithValue(ctx, byteCallKey{}, c))
+	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Header.Get("Upgrade") == "" {
+		p.get(w, r, c)
+		return
+	}
+	p.proxy.ServeHTTP(w, r)
 }
 
 func (p *byteProxy) setDown(down bool) {
