@@ -185,26 +185,35 @@ func openForRead(accts *accounts, req *aetherv1.ReadFile) (*os.File, error) {
 		return nil, err
 	}
 	var fd int
-	err = asUser(acc, func() error {
-		ref, err := openRef(p, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(ref)
-		var st unix.Stat_t
-		if err := unix.Fstat(ref, &st); err != nil {
-			return err
-		}
-		if err := errors.Join(checkRegular(&st), checkStored(ref)); err != nil {
-			return err
-		}
-		fd, err = unix.Open(refPath(ref), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+	err = asUser(acc, func() (err error) {
+		fd, err = openRegular(p)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), p), nil
+}
+
+// openRegular opens what is a regular file, and only that.
+func openRegular(p string) (int, error) {
+	p, err := checkPath(p)
+	if err != nil {
+		return -1, err
+	}
+	ref, err := openRef(p, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(ref)
+	var st unix.Stat_t
+	if err := unix.Fstat(ref, &st); err != nil {
+		return -1, err
+	}
+	if err := errors.Join(checkRegular(&st), checkStored(ref)); err != nil {
+		return -1, err
+	}
+	return unix.Open(refPath(ref), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
 }
 
 func checkRegular(st *unix.Stat_t) error {

@@ -2,6 +2,7 @@ package aether
 
 import (
 	"errors"
+	"path"
 
 	"golang.org/x/sys/unix"
 
@@ -19,6 +20,11 @@ func (p *packer) file(dir int, name, base string) error {
 		}
 		return nil
 	}
+	return p.regular(fd, name)
+}
+
+// regular packs the file that fd, which it closes, is.
+func (p *packer) regular(fd int, name string) error {
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -53,6 +59,26 @@ func (p *packer) file(dir int, name, base string) error {
 		return nil
 	}
 	return p.content(fd, h, &st)
+}
+
+// named packs regular files by their names.
+func (p *packer) named(dir string, names [][]byte) error {
+	for _, b := range names {
+		name := string(b)
+		full := name
+		if !path.IsAbs(full) {
+			full = dir + "/" + full
+		}
+		fd, err := openRegular(full)
+		if err != nil {
+			p.problem(name, err)
+			continue
+		}
+		if err := p.regular(fd, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // openFile opens without effects on what may have taken the file's place.

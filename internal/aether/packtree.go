@@ -109,6 +109,10 @@ func (p *packer) start(r *aetherv1.ReadArchive, opened func()) error {
 		return err
 	}
 	full = path.Clean(full)
+	if len(r.Names) > 0 {
+		opened()
+		return p.named(full, r.Names)
+	}
 	if r.Content || full == "/" {
 		fd, err := openat2(full, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 		if err != nil {

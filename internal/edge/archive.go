@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -36,18 +37,45 @@ func (in *instance) userOf(r *http.Request) string {
 	return user
 }
 
-// getArchive packs a tree. What goes wrong after the answer has begun is told in a trailer, or, if the client wants none, by
-// cutting the connection, so that nobody takes what they have for the whole.
+// getArchive packs a tree.
 func (e *Edge) getArchive(w http.ResponseWriter, r *http.Request, in *instance) error {
-	g, err := in.live()
-	if err != nil {
-		return err
-	}
 	a := ArchiveRead{User: in.userOf(r)}
+	var err error
 	if a.Path, err = pathOf(r); err != nil {
 		return err
 	}
 	if a.Content, err = queryBool(r, "content"); err != nil {
+		return err
+	}
+	return e.answerArchive(w, r, in, a)
+}
+
+// maxNames is how long a list of names may be, in bytes.
+const maxNames = 2 << 20
+
+// postArchive packs the regular files whose names, each ended by a NUL, are the request's body.
+func (e *Edge) postArchive(w http.ResponseWriter, r *http.Request, in *instance) error {
+	list, err := io.ReadAll(io.LimitReader(&steady{rc: http.NewResponseController(w), r: r.Body}, maxNames+1))
+	switch {
+	case err != nil:
+		return sandbox.Errorf(sandbox.Canceled, "canceled", "the list of names broke off").WithCause(err)
+	case len(list) > maxNames:
+		return sandbox.Errorf(sandbox.ResourceExhausted, "request_too_large", "a list of names has at most %d bytes; ask in several requests", maxNames)
+	}
+	names := bytes.Split(bytes.TrimSuffix(list, []byte{0}), []byte{0})
+	for _, name := range names {
+		if len(name) == 0 || len(name) > maxPathBytes {
+			return sandbox.Errorf(sandbox.InvalidArgument, "invalid_path", "each of the names, which end by a NUL, has 1 to %d bytes", maxPathBytes)
+		}
+	}
+	return e.answerArchive(w, r, in, ArchiveRead{Path: "/", User: in.userOf(r), Names: names})
+}
+
+// answerArchive sends an archive. What goes wrong after the answer has begun is told in a trailer, or, if the client wants
+// none, by cutting the connection, so that nobody takes what they have for the whole.
+func (e *Edge) answerArchive(w http.ResponseWriter, r *http.Request, in *instance, a ArchiveRead) error {
+	g, err := in.live()
+	if err != nil {
 		return err
 	}
 	body, err := g.ReadArchive(r.Context(), a)

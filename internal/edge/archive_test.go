@@ -40,6 +40,28 @@ func TestArchiveRoutes(t *testing.T) {
 	}
 }
 
+func TestArchiveOfNames(t *testing.T) {
+	w := newByteWorld(t)
+	for _, name := range []string{"/a", "/b"} {
+		if resp, body := w.do(w.request("PUT", "/files?path="+name, "content of "+name)); resp.StatusCode != 200 {
+			t.Fatal(body)
+		}
+	}
+	for _, list := range []string{"/a\x00/b\x00", "/a\x00/b"} {
+		if resp, body := w.do(w.request("POST", "/archive", list)); resp.StatusCode != 200 || body != "content of /acontent of /b" {
+			t.Errorf("%q: %d %s", list, resp.StatusCode, body)
+		}
+	}
+	for list, want := range map[string]string{
+		"": "invalid_path", "\x00": "invalid_path", "/a\x00\x00/b": "invalid_path", strings.Repeat("x", 5000): "invalid_path",
+		strings.Repeat("/a\x00", maxNames/3+1): "request_too_large",
+	} {
+		if resp, body := w.do(w.request("POST", "/archive", list)); resp.StatusCode < 400 || !strings.Contains(body, want) {
+			t.Errorf("%.20q: %d %s", list, resp.StatusCode, body)
+		}
+	}
+}
+
 // What is wrong with an archive comes in a trailer, or cuts the connection.
 func TestArchiveThatGoesWrong(t *testing.T) {
 	w := newByteWorld(t)

@@ -32,6 +32,7 @@ func (e *Edge) ByteHandler() http.Handler {
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/files", e.route(e.putFile))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/archive", e.route(e.getArchive))
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/archive", e.route(e.putArchive))
+	mux.HandleFunc("POST /v1/sandboxes/{id}/archive", e.route(e.postArchive))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/commands/{cmd}/{stream}", e.route(e.getOutput))
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/commands/{cmd}/stdin", e.route(e.putStdin))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {

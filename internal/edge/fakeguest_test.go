@@ -191,6 +191,9 @@ func (g *fakeGuest) ReadArchive(_ context.Context, a ArchiveRead) (GuestArchive,
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b, ok := g.files[a.Path]
+	for _, name := range a.Names {
+		b, ok = append(b, g.files[string(name)]...), true
+	}
 	if !ok {
 		return nil, sandbox.Errorf(sandbox.NotFound, "file_not_found", "no such file")
 	}

@@ -2941,10 +2941,12 @@ func (x *ChangeResult) GetError() *Error {
 }
 
 type ReadArchive struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // a directory, or one file
-	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
-	Content       bool                   `protobuf:"varint,3,opt,name=content,proto3" json:"content,omitempty"` // of a directory: its entries without itself
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Path    string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // a directory, or one file
+	User    string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	Content bool                   `protobuf:"varint,3,opt,name=content,proto3" json:"content,omitempty"` // of a directory: its entries without itself
+	// Instead: the regular files of these names, each under its name, links followed; relative ones are below path.
+	Names         [][]byte `protobuf:"bytes,4,rep,name=names,proto3" json:"names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2998,6 +3000,13 @@ func (x *ReadArchive) GetContent() bool {
 		return x.Content
 	}
 	return false
+}
+
+func (x *ReadArchive) GetNames() [][]byte {
+	if x != nil {
+		return x.Names
+	}
+	return nil
 }
 
 type WriteArchive struct {
@@ -3675,11 +3684,12 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x04hard\x18\t \x01(\bR\x04hard\"J\n" +
 	"\fChangeResult\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\rR\x04done\x12&\n" +
-	"\x05error\x18\x02 \x01(\v2\x10.aether.v1.ErrorR\x05error\"O\n" +
+	"\x05error\x18\x02 \x01(\v2\x10.aether.v1.ErrorR\x05error\"e\n" +
 	"\vReadArchive\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
-	"\acontent\x18\x03 \x01(\bR\acontent\"\xb6\x01\n" +
+	"\acontent\x18\x03 \x01(\bR\acontent\x12\x14\n" +
+	"\x05names\x18\x04 \x03(\fR\x05names\"\xb6\x01\n" +
 	"\fWriteArchive\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x1f\n" +

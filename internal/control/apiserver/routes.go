@@ -18,6 +18,7 @@ const (
 	maxMessage      = 1 << 20
 	maxExecMessage  = 20 << 20 // a script of 16 MiB, as JSON with escapes
 	maxWatchMessage = 4 << 20  // 100,000 ids
+	maxNameList     = 2 << 20  // of files, in a list
 	noLimit         = -1
 )
 
@@ -78,6 +79,7 @@ func (s *Server) table() []route {
 		{"GET " + files, iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
 		{"PUT " + files, iam.Use, noLimit, s.o.BodyIdle, http.HandlerFunc(s.serveBytes)},
 		{"GET " + archive, iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
+		{"POST " + archive, iam.Read, maxNameList, s.o.BodyIdle, http.HandlerFunc(s.serveBytes)}, // names of what is packed
 		{"PUT " + archive, iam.Use, noLimit, s.o.BodyIdle, http.HandlerFunc(s.serveBytes)},
 		{"GET " + commands + "stdout", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
 		{"GET " + commands + "stderr", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},

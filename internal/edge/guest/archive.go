@@ -14,10 +14,11 @@ import (
 )
 
 // An ArchiveRead names a tree and with whose rights it is packed ("" = root). With Content a directory's entries are
-// packed without itself.
+// packed without itself; with Names these regular files are, each under its name, relative ones below Path.
 type ArchiveRead struct {
 	Path, User string
 	Content    bool
+	Names      [][]byte
 }
 
 // An ArchiveWrite says how an archive is unpacked below the directory Path: what it makes belongs to User, or, if
@@ -54,7 +55,7 @@ func archiveResult(d *aetherv1.Done) (ArchiveResult, error) {
 
 // ReadArchive packs a tree inside and streams it as a tar archive. The reader must be closed. Result is for after its end.
 func (c *Client) ReadArchive(ctx context.Context, r ArchiveRead) (*ArchiveReader, error) {
-	req := &aetherv1.ReadArchive{Path: r.Path, User: r.User, Content: r.Content}
+	req := &aetherv1.ReadArchive{Path: r.Path, User: r.User, Content: r.Content, Names: r.Names}
 	b, err := c.open(ctx, &aetherv1.Open{Open: &aetherv1.Open_ReadArchive{ReadArchive: req}}, "file_not_found", requestTimeout)
 	if err != nil {
 		return nil, err

@@ -250,6 +250,31 @@ func reasonOf(err error) string {
 	return e.Class.String() + " " + e.Reason
 }
 
+func TestArchiveOfNames(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	dir := t.TempDir()
+	noError(t, os.WriteFile(dir+"/a", []byte("of a"), 0o600), os.WriteFile(dir+"/\xff\n", []byte("odd"), 0o600), os.Symlink("a", dir+"/link"))
+	names := [][]byte{[]byte("a"), []byte(dir + "/\xff\n"), []byte("link"), []byte("a")}
+	b, result := pack(t, c, ArchiveRead{Path: dir, User: me(), Names: names})
+	if result.Entries != 4 || result.Problem != nil {
+		t.Errorf("%+v", result)
+	}
+	r := tar.NewReader(bytes.NewReader(b))
+	for i, want := range []string{"of a", "odd", "of a", "of a"} {
+		h, err := r.Next()
+		noError(t, err)
+		if got, err := io.ReadAll(r); string(got) != want || err != nil || h.Name != string(names[i]) {
+			t.Errorf("%q: %q, %v", h.Name, got, err)
+		}
+	}
+	names = [][]byte{[]byte("none"), []byte("a"), []byte("."), []byte("/proc/self/status"), []byte("/dev/null")}
+	_, result = pack(t, c, ArchiveRead{Path: dir, User: me(), Names: names})
+	if result.Entries != 1 || reasonOf(result.Problem) != "not_found file_not_found" || !strings.Contains(result.Problem.Message, "3 other entries") {
+		t.Errorf("%+v", result)
+	}
+}
+
 func TestArchiveOfWhatIsNoTree(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
