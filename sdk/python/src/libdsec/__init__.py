@@ -42,7 +42,7 @@ from ._errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ._models import CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
+from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
 from ._version import VERSION as __version__
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "Content",
     "Stdin",
     # data
+    "ArchiveResult",
     "CommandResult",
     "FileInfo",
     "Limits",

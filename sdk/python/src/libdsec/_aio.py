@@ -295,3 +295,13 @@ async def read_block(file: BinaryIO, size: int) -> bytes:
 async def write_block(file: BinaryIO, data: bytes) -> None:
     """Write to a local file without holding up the event loop."""
     await asyncio.get_running_loop().run_in_executor(None, file.write, data)
+
+
+async def call(function: Callable[..., T], *args: object) -> T:
+    """Call what works on local files without holding up the event loop. A cancelled caller waits for its end all the same."""
+    job = asyncio.get_running_loop().run_in_executor(None, function, *args)
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        await asyncio.wait([job])
+        raise

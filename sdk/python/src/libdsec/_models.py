@@ -357,6 +357,23 @@ class FileInfo:
     gid: int | None
 
 
+@dataclass(frozen=True)
+class ArchiveResult:
+    """What was sent or received as an archive.
+
+    Attributes:
+        entries: files, directories and links.
+        size: bytes of the archive.
+        skipped: what no archive holds (devices, sockets), and links that were left out.
+        changed: files that changed while they were read, and became no shorter.
+    """
+
+    entries: int
+    size: int
+    skipped: int
+    changed: int
+
+
 def bad_response(what: str) -> InternalError:
     """Make the error for an answer that is not what the contract says."""
     return InternalError(

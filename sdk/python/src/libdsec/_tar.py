@@ -112,7 +112,9 @@ def header(e: Entry) -> bytes:
         return block + table
     extended = b"".join(records)
     if len(extended) > MAX_EXTENDED:
-        raise InvalidArgumentError(f"{e.name!r} has more extended attributes than an archive can hold", reason="too_many_attributes")
+        raise InvalidArgumentError(
+            f"{e.name!r} has more extended attributes than an archive can hold", reason="too_many_attributes"
+        )
     short = b"PaxHeaders.0/" + e.name.rstrip(b"/").rpartition(b"/")[2]
     return b"".join((_block(short, b"x", 0o644, 0, 0, len(extended), 0), extended, bytes(padding(len(extended))), block, table))
 
@@ -220,7 +222,9 @@ class Packer:
                 while length:
                     piece = f.read(min(length, PIECE))
                     if not piece:
-                        raise FailedPreconditionError(f"{os.fsdecode(path)} became shorter while it was read", reason="file_changed")
+                        raise FailedPreconditionError(
+                            f"{os.fsdecode(path)} became shorter while it was read", reason="file_changed"
+                        )
                     length -= len(piece)
                     parts.append(piece)
                     held += len(piece)
@@ -290,7 +294,9 @@ def bad_archive(what: str) -> DataLossError:
 
 def unsafe(name: bytes, what: str) -> DataLossError:
     """Make the error for an entry that would leave the target."""
-    return DataLossError(f"the archive's entry {name[:256]!r} {what}; nothing outside of the target was written", reason="unsafe_entry")
+    return DataLossError(
+        f"the archive's entry {name[:256]!r} {what}; nothing outside of the target was written", reason="unsafe_entry"
+    )
 
 
 # A sink takes an entry and returns what takes its content and, at its end, None.
@@ -394,7 +400,7 @@ class Reader:
                             raise bad_archive("too many holes")
         e.data = []
         end = 0
-        for offset, length in zip(numbers[1::2], numbers[2::2]):
+        for offset, length in zip(numbers[1::2], numbers[2::2], strict=True):
             if offset < end or offset + length > e.size:
                 raise bad_archive("the map of holes is out of order")
             end = offset + length
@@ -649,7 +655,9 @@ class Unpacker:
                 if e.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
                 if not own:
-                    raise unsafe(b"/".join(parts), f"leads through {os.fsdecode(part)!r}, which is a link or no directory") from None
+                    raise unsafe(
+                        b"/".join(parts), f"leads through {os.fsdecode(part)!r}, which is a link or no directory"
+                    ) from None
                 os.unlink(part, dir_fd=above)
         return os.open(part, _DIRECTORY_FLAGS, dir_fd=above)
 
@@ -687,14 +695,12 @@ _DIRECTORY_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NOFOLLOW | get
 
 
 def _stays_inside(target: bytes, depth: int) -> bool:
-    """Whether a symbolic link in a directory so deep in the target leads to somewhere in it, by its text."""
-    if target.startswith(b"/"):
-        return False
-    for part in target.split(b"/"):
-        if part == b"..":
-            depth -= 1
-            if depth < 0:
-                return False
-        elif part not in (b"", b"."):
-            depth += 1
-    return True
+    """Whether a symbolic link in a directory so deep in the target leads to somewhere in it.
+
+    Only leading ".." count on real directories: one further behind may come after another link, and lead anywhere.
+    """
+    parts = [p for p in target.split(b"/") if p not in (b"", b".")]
+    leading = 0
+    while leading < len(parts) and parts[leading] == b"..":
+        leading += 1
+    return not target.startswith(b"/") and leading <= depth and b".." not in parts[leading:]

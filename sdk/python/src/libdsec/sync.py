@@ -28,7 +28,7 @@ from ._errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ._models import CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
+from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
 from ._sync.client import DSecClient, RunResult
 from ._sync.command import Command, Stdin
 from ._sync.sandbox import Sandbox
@@ -50,6 +50,7 @@ __all__ = [
     "Content",
     "Stdin",
     # data
+    "ArchiveResult",
     "CommandResult",
     "FileInfo",
     "Limits",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import _aio as net
 from .._args import checked_tag, command_message, invalid, optional_text, window
 from .._errors import DSecError, NotFoundError
-from .._models import CommandResult, SandboxInfo, State, command_result, items, number, sub
+from .._models import ArchiveResult, CommandResult, SandboxInfo, State, command_result, items, number, sub
+from .._tar import pack_contents
 from . import command as commands
 from .command import Command, Stdin, input_of
 from .terminal import Terminal
 from .transfer import Content, FileReader, open_file, quoted, upload
+from .tree import Download, Files, contents_of, get_archive, local_file, local_tree, put_archive, raw_path, read_files
 
 if TYPE_CHECKING:
     from .client import DSecClient
@@ -365,6 +368,99 @@ class Sandbox:
         if exclusive:
             target += "&exclusive=1"
         await upload(self._api, target, data, repeatable=not exclusive)
+
+    async def write_files(self, files: Files, *, mode: int = 0o644, user: str | None = None) -> ArchiveResult:
+        """Write many files in one request, making missing directories.
+
+        Each file is replaced at once and whole. If something goes wrong, those before it are written.
+
+        Args:
+            files: paths (absolute) with their contents, or tuples of path, content and perhaps mode.
+            mode: permission bits where none are given.
+            user: who writes and owns them. None: the sandbox's.
+
+        Raises:
+            InvalidArgumentError: with reason ``unsafe_entry``, if a link is on the way below the deepest directory that
+                all files have in common.
+            ResourceExhaustedError, PermissionDeniedError: as ``write_file``.
+        """
+        base, contents = contents_of(files, mode)
+        target = self._archive_target(base, user) + "&parents=1&now=1"
+        return await put_archive(self._api, target, lambda packed: pack_contents(contents, packed))
+
+    async def read_files(self, paths: Iterable[str | bytes | os.PathLike[str]], *, user: str | None = None) -> dict[Any, bytes]:
+        """Return the contents of many files by their paths (absolute), in one request. See ``read_file``.
+
+        Raises:
+            NotFoundError: one does not exist; the text says which, and how many others could not be read.
+        """
+        target = f"/v1/sandboxes/{self.id}/archive"
+        return await read_files(self._api, f"{target}?user={quoted(user)}" if user else target, paths)
+
+    async def upload(
+        self,
+        local: str | os.PathLike[str],
+        remote: str | bytes | os.PathLike[str],
+        *,
+        user: str | None = None,
+        keep_owners: bool = False,
+    ) -> ArchiveResult:
+        """Copy a local directory's content into a directory of the sandbox, or a local file to a path.
+
+        Modes, times, links, ``user.`` attributes and holes are kept; links are never followed but for ``local`` itself.
+        What is there is replaced file by file; directories are merged.
+
+        Args:
+            local: directory or file.
+            remote: absolute; missing directories are made. A file goes into one that ends with "/".
+            user: who writes and owns it. None: the sandbox's.
+            keep_owners: keep the numbers of users and groups instead; only for root.
+
+        Raises:
+            FailedPreconditionError: a local file became shorter meanwhile (reason ``file_changed``), or a directory that is
+                not empty is where a file should go (``directory_not_empty``).
+            ResourceExhaustedError, PermissionDeniedError, InvalidArgumentError: as ``write_files``.
+        """
+        where = raw_path(remote)
+        is_tree, make = await net.call(local_tree, local)
+        if not is_tree and not where.endswith(b"/"):
+            where, _, name = where.rpartition(b"/")
+            make = local_file(local, name)
+        target = self._archive_target(where or b"/", user) + "&parents=1" + ("&keep_owners=1" if keep_owners else "")
+        return await put_archive(self._api, target, make)
+
+    async def download(
+        self,
+        remote: str | bytes | os.PathLike[str],
+        local: str | os.PathLike[str],
+        *,
+        user: str | None = None,
+        outside_links: bool = False,
+    ) -> ArchiveResult:
+        """Copy the content of a sandbox's directory into a local one, or a file to a local path (into one that is a directory).
+
+        Modes, times, links, ``user.`` attributes and holes are kept, owners are not. Nothing outside of ``local`` is
+        written or followed, whatever the sandbox sends. A link at ``remote`` itself is copied as one.
+
+        Args:
+            remote: absolute.
+            local: missing directories are made.
+            user: with whose rights it is read. None: the sandbox's.
+            outside_links: keep symbolic links that lead out of ``local``; else they are left out and counted in ``skipped``.
+
+        Raises:
+            NotFoundError, PermissionDeniedError: also when all but some files has been copied; the text says which.
+            FailedPreconditionError: a file became shorter while it was read (reason ``file_changed``).
+            DataLossError: what came is no archive, or holds what leads out of ``local`` (reason ``unsafe_entry``).
+            UnsupportedError: the local system cannot do it safely.
+        """
+        download = Download(local, outside_links=outside_links)
+        result = await get_archive(self._api, "GET", self._archive_target(raw_path(remote), user), b"", download.begin)
+        return replace(result, skipped=result.skipped + download.skipped)
+
+    def _archive_target(self, path: bytes, user: str | None) -> str:
+        target = f"/v1/sandboxes/{self.id}/archive?path={quoted(path)}"
+        return f"{target}&user={quoted(user)}" if user else target
 
     def _file_target(self, path: str | bytes | os.PathLike[str], user: str | None) -> str:
         target = f"/v1/sandboxes/{self.id}/files?path={quoted(path)}"
