@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"os"
 	"path"
 	"strings"
 
@@ -125,6 +126,13 @@ func (p *packer) start(r *aetherv1.ReadArchive, opened func()) error {
 		opened()
 		return nil
 	}
+	if r.Follow {
+		if target, err := whereTo(full); err != nil {
+			return asFailure("archive "+name, err)
+		} else if target != "" {
+			return p.followed(target, path.Base(full), opened)
+		}
+	}
 	parent, err := openRef(path.Dir(full), unix.O_DIRECTORY)
 	if err != nil {
 		return asFailure("archive "+name, err)
@@ -138,6 +146,47 @@ func (p *packer) start(r *aetherv1.ReadArchive, opened func()) error {
 	}
 	opened()
 	return p.entry(parent, "", path.Base(full))
+}
+
+// whereTo is the path of what a link leads to, "" if p is none.
+func whereTo(p string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(p, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		return "", err
+	}
+	fd, err := openRef(p, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	return os.Readlink(refPath(fd))
+}
+
+// followed packs what a link leads to, under the link's name. It is no link by the time that it was looked at.
+func (p *packer) followed(target, name string, opened func()) error {
+	parent, err := openRef(path.Dir(target), unix.O_DIRECTORY)
+	if err != nil {
+		return asFailure("archive "+quoted(name), err)
+	}
+	defer unix.Close(parent)
+	if err := checkStored(parent); err != nil {
+		return err
+	}
+	base := path.Base(target)
+	if err := p.checkTop(parent, base); err != nil {
+		return asFailure("archive "+quoted(name), err)
+	}
+	opened()
+	fd, err := openFile(parent, base)
+	if err != nil {
+		return asFailure("archive "+quoted(name), err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return p.regular(fd, name)
+	}
+	unix.Close(fd)
+	return p.directory(parent, name, base, st.Dev)
 }
 
 // checkTop refuses what would be an empty archive.

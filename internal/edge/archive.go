@@ -47,6 +47,9 @@ func (e *Edge) getArchive(w http.ResponseWriter, r *http.Request, in *instance) 
 	if a.Content, err = queryBool(r, "content"); err != nil {
 		return err
 	}
+	if a.Follow, err = queryBool(r, "follow"); err != nil {
+		return err
+	}
 	return e.answerArchive(w, r, in, a)
 }
 

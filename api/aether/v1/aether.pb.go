@@ -2947,6 +2947,7 @@ type ReadArchive struct {
 	Content bool                   `protobuf:"varint,3,opt,name=content,proto3" json:"content,omitempty"` // of a directory: its entries without itself
 	// Instead: the regular files of these names, each under its name, links followed; relative ones are below path.
 	Names         [][]byte `protobuf:"bytes,4,rep,name=names,proto3" json:"names,omitempty"`
+	Follow        bool     `protobuf:"varint,5,opt,name=follow,proto3" json:"follow,omitempty"` // where path itself is a link: what it leads to, under the link's name
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3007,6 +3008,13 @@ func (x *ReadArchive) GetNames() [][]byte {
 		return x.Names
 	}
 	return nil
+}
+
+func (x *ReadArchive) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
 }
 
 type WriteArchive struct {
@@ -3684,12 +3692,13 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x04hard\x18\t \x01(\bR\x04hard\"J\n" +
 	"\fChangeResult\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\rR\x04done\x12&\n" +
-	"\x05error\x18\x02 \x01(\v2\x10.aether.v1.ErrorR\x05error\"e\n" +
+	"\x05error\x18\x02 \x01(\v2\x10.aether.v1.ErrorR\x05error\"}\n" +
 	"\vReadArchive\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
 	"\acontent\x18\x03 \x01(\bR\acontent\x12\x14\n" +
-	"\x05names\x18\x04 \x03(\fR\x05names\"\xb6\x01\n" +
+	"\x05names\x18\x04 \x03(\fR\x05names\x12\x16\n" +
+	"\x06follow\x18\x05 \x01(\bR\x06follow\"\xb6\x01\n" +
 	"\fWriteArchive\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x1f\n" +

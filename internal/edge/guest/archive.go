@@ -18,6 +18,7 @@ import (
 type ArchiveRead struct {
 	Path, User string
 	Content    bool
+	Follow     bool // a link at Path
 	Names      [][]byte
 }
 
@@ -55,7 +56,7 @@ func archiveResult(d *aetherv1.Done) (ArchiveResult, error) {
 
 // ReadArchive packs a tree inside and streams it as a tar archive. The reader must be closed. Result is for after its end.
 func (c *Client) ReadArchive(ctx context.Context, r ArchiveRead) (*ArchiveReader, error) {
-	req := &aetherv1.ReadArchive{Path: r.Path, User: r.User, Content: r.Content, Names: r.Names}
+	req := &aetherv1.ReadArchive{Path: r.Path, User: r.User, Content: r.Content, Follow: r.Follow, Names: r.Names}
 	b, err := c.open(ctx, &aetherv1.Open{Open: &aetherv1.Open_ReadArchive{ReadArchive: req}}, "file_not_found", requestTimeout)
 	if err != nil {
 		return nil, err

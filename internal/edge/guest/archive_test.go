@@ -217,16 +217,18 @@ func TestArchiveNames(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	dir := t.TempDir()
-	noError(t, os.MkdirAll(filepath.Join(dir, "tree/sub"), 0o755), os.WriteFile(filepath.Join(dir, "tree/file"), []byte("x"), 0o644), os.Symlink("tree", filepath.Join(dir, "link")))
+	noError(t, os.MkdirAll(filepath.Join(dir, "tree/sub"), 0o755), os.WriteFile(filepath.Join(dir, "tree/file"), []byte("x"), 0o644), os.Symlink("tree", filepath.Join(dir, "link")), os.Symlink("link/file", filepath.Join(dir, "filelink")))
 	for _, one := range []struct {
 		path    string
 		content bool
 		want    string
 	}{
+		{"+link", false, "link/ link/file link/sub/"}, {"+filelink", false, "filelink"}, {"+tree/file", false, "file"},
 		{"tree", false, "tree/ tree/file tree/sub/"}, {"tree/", true, "file sub/"}, {"tree/file", false, "file"},
 		{"link", false, "link"}, {"link", true, "file sub/"}, {"tree/sub", true, ""},
 	} {
-		b, _ := pack(t, c, ArchiveRead{Path: filepath.Join(dir, one.path), User: me(), Content: one.content})
+		name, follow := strings.CutPrefix(one.path, "+")
+		b, _ := pack(t, c, ArchiveRead{Path: filepath.Join(dir, name), User: me(), Content: one.content, Follow: follow})
 		var names []string
 		r := tar.NewReader(bytes.NewReader(b))
 		for h, err := r.Next(); err == nil; h, err = r.Next() {

@@ -441,7 +441,7 @@ class Sandbox:
         """Copy the content of a sandbox's directory into a local one, or a file to a local path (into one that is a directory).
 
         Modes, times, links, ``user.`` attributes and holes are kept, owners are not. Nothing outside of ``local`` is
-        written or followed, whatever the sandbox sends. A link at ``remote`` itself is copied as one.
+        written or followed, whatever the sandbox sends. A link at ``remote`` itself is followed.
 
         Args:
             remote: absolute.
@@ -456,7 +456,9 @@ class Sandbox:
             UnsupportedError: the local system cannot do it safely.
         """
         download = Download(local, outside_links=outside_links)
-        result = get_archive(self._api, "GET", self._archive_target(raw_path(remote), user), b"", download.begin)
+        result = get_archive(
+            self._api, "GET", self._archive_target(raw_path(remote), user) + "&follow=1", b"", download.begin
+        )
         return replace(result, skipped=result.skipped + download.skipped)
 
     def _archive_target(self, path: bytes, user: str | None) -> str:
