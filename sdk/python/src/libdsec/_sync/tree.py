@@ -17,7 +17,8 @@ from .._args import invalid
 from .._errors import DataLossError, DSecError
 from .._models import ArchiveResult, bad_response, number
 from .._retry import Backoff
-from .._tar import LINK, Entry, Packed, Packer, Reader, Sink, Unpacker, coalesced, gather, unsafe
+from .._tar import LINK, Entry, Packed, Packer, coalesced
+from .._untar import Reader, Sink, Unpacker, gather, unsafe
 from .._wire import decode, error_from_body
 from .api import Api
 from .http import Response
