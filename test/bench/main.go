@@ -38,6 +38,7 @@ var benchmarks = []benchmark{
 	{"python", benchPython},
 	{"soak", benchSoak},
 	{"streams", benchStreams},
+	{"terminal", benchTerminal},
 }
 
 func main() {
