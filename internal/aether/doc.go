@@ -12,6 +12,8 @@
 //     goes on while no edge is there; the next connection gets what the last did not acknowledge.
 //   - A command ends when its direct child ends, plus up to drainTime while others hold its pipes. What those write later
 //     is read, counted and dropped, so that they never block.
+//   - Of a terminal aether keeps the slave open, too, until the command's own process ends: so the output cannot end before.
+//     Then what is left in the terminal is read, it is hung up, and nothing is drained for others.
 //   - As PID 1 all signals have their default action, which the kernel ignores for an init: no handler can be misled by a
 //     forged SIGSEGV. A fault of ours therefore kills aether, and with it the sandbox.
 //   - It runs as well as an ordinary process without control groups, which is how it is tested.

@@ -115,6 +115,21 @@ func TestExecWaits(t *testing.T) {
 	})
 }
 
+// Nothing but its own time-out and the sandbox's lifetime ends a command, however long it is silent.
+func TestACommandOfManyHours(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		id := w.create(idle(time.Minute))
+		start := time.Now()
+		r, err := w.exec(id, "sleep 20h", -1)
+		if err != nil || r.Running || r.ExitCode != 0 || time.Since(start) != 20*time.Hour {
+			t.Errorf("%v %v after %v", r, err, time.Since(start))
+		}
+		w.delete(id, true)
+		w.close()
+	})
+}
+
 func TestOutOfMemoryIsToldOfTheCommandThatFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

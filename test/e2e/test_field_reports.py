@@ -13,7 +13,7 @@ from platform_under_test import IMAGE, ROOT, Platform, wait_for
 
 from libdsec import DSecContainerRunArgs
 
-REPORTS = "A1 A2 A4 A5 A7 A8 A22 A23 A25 A26 A37 B1 B2 B5 B11 B14 B16 B17 B19 B20 E1 E4 E5 E8 E14 G1 G7".split()
+REPORTS = "A1 A2 A4 A5 A7 A8 A10 A22 A23 A25 A26 A32 A37 B1 B2 B5 B11 B13 B14 B16 B17 B19 B20 B22 B23 B25 B26 D8 E1 E4 E5 E8 E14 G1 G7".split()
 
 
 def rows() -> dict[str, str]:
