@@ -21,6 +21,7 @@ exception; cancelling ``run_shell`` kills the command; output is bytes (``stdout
 from ._args import DSecContainerRunArgs
 from ._async.client import DSecClient, RunResult
 from ._async.command import Command, Stdin
+from ._async.files import FileWatch
 from ._async.sandbox import Sandbox
 from ._async.terminal import Terminal
 from ._async.transfer import Content, FileReader
@@ -42,6 +43,7 @@ from ._errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, FileType
 from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
 from ._version import VERSION as __version__
 
@@ -55,13 +57,20 @@ __all__ = [
     "Command",
     "Terminal",
     "FileReader",
+    "FileWatch",
     # what methods take
     "Content",
+    "FileChange",
+    "FilePath",
     "Stdin",
     # data
     "ArchiveResult",
     "CommandResult",
+    "FileEntry",
+    "FileEvent",
+    "FileEventKind",
     "FileInfo",
+    "FileType",
     "Limits",
     "Node",
     "Reason",

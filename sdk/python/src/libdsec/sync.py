@@ -28,9 +28,11 @@ from ._errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, FileType
 from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
 from ._sync.client import DSecClient, RunResult
 from ._sync.command import Command, Stdin
+from ._sync.files import FileWatch
 from ._sync.sandbox import Sandbox
 from ._sync.terminal import Terminal
 from ._sync.transfer import Content, FileReader
@@ -46,13 +48,20 @@ __all__ = [
     "Command",
     "Terminal",
     "FileReader",
+    "FileWatch",
     # what methods take
     "Content",
+    "FileChange",
+    "FilePath",
     "Stdin",
     # data
     "ArchiveResult",
     "CommandResult",
+    "FileEntry",
+    "FileEvent",
+    "FileEventKind",
     "FileInfo",
+    "FileType",
     "Limits",
     "Node",
     "Reason",

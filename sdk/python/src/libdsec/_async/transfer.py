@@ -16,10 +16,11 @@ from typing import Union
 from urllib.parse import quote
 
 from .. import _aio as net
-from .._errors import DSecError, InvalidArgumentError, UnavailableError
+from .._errors import DataLossError, DSecError, InvalidArgumentError, UnavailableError
 from .._http1 import Head
 from .._models import FileInfo, bad_response, parse_time
 from .._retry import Backoff
+from .._wire import decode
 from .api import Api
 from .http import BodyFactory, Response
 
@@ -259,11 +260,12 @@ def _file_time(value: str) -> datetime | None:
         raise bad_response("a time of a file") from None
 
 
-async def upload(api: Api, target: str, content: Content, *, repeatable: bool) -> None:
-    """PUT content to a byte route.
+async def upload(api: Api, target: str, content: Content, *, repeatable: bool, once: bool = False) -> None:
+    """PUT content to a byte route, and compare what the platform says it wrote with what was sent.
 
     What is at hand whole (bytes, text, a local file) is sent with its length, and again if the connection breaks
-    and ``repeatable``; pieces from an iterator are sent once.
+    and ``repeatable``; pieces from an iterator are sent once. With ``once`` not even a kept connection that turns out to be
+    dead is replaced.
     """
     headers: dict[str, str] = {}
     if isinstance(content, str):
@@ -274,10 +276,13 @@ async def upload(api: Api, target: str, content: Content, *, repeatable: bool) -
     backoff = Backoff(api.config.retry_seconds if repeatable else 0.0, None, net.monotonic)
     while True:
         body, length = _body_of(content)
-        once = length is None
+        once = once or length is None
+        sent = _Sent(body)
         try:
-            response = await api.bytes_request("PUT", target, headers=headers, body=body, length=length, wait=30.0, once=once)
-            await response.read_all(FILE_BLOCK)
+            response = await api.bytes_request(
+                "PUT", target, headers=headers, body=sent.pieces, length=length, wait=30.0, once=once
+            )
+            sent.check(await response.read_all(FILE_BLOCK))
         except DSecError as e:
             if once:
                 raise
@@ -285,6 +290,35 @@ async def upload(api: Api, target: str, content: Content, *, repeatable: bool) -
         else:
             return
         await net.sleep(pause)
+
+
+class _Sent:
+    """What was sent in one attempt: its size and digest."""
+
+    def __init__(self, body: BodyFactory) -> None:
+        self._body = body
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    async def pieces(self) -> AsyncIterator[bytes | memoryview]:
+        """Yield the body; it may begin again on another connection."""
+        self._digest, self._size = hashlib.sha256(), 0
+        async for piece in self._body():
+            self._digest.update(piece)
+            self._size += len(piece)
+            yield piece
+
+    def check(self, answer: bytes) -> None:
+        """Raise if the platform wrote something else."""
+        try:
+            said = decode(answer) if answer else {}
+        except DSecError:
+            return  # not of the form that tells it
+        if (
+            said.get("size", self._size) != self._size
+            or said.get("sha256", self._digest.hexdigest()) != self._digest.hexdigest()
+        ):
+            raise DataLossError("the file in the sandbox is not what was sent; write it again", reason="content_mismatch")
 
 
 def _utf8(text: str) -> bytes:

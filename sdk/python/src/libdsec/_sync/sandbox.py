@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from .. import _sio as net
 from .._args import checked_tag, command_message, invalid, optional_text, window
 from .._errors import DSecError, NotFoundError
+from .._files import permissions
 from .._models import ArchiveResult, CommandResult, SandboxInfo, State, command_result, items, number, sub
 from .._tar import pack_contents
 from . import command as commands
 from .command import Command, Stdin, input_of
+from .files import Files
 from .terminal import Terminal
 from .transfer import Content, FileReader, open_file, quoted, upload
 from .tree import Download, Files, contents_of, get_archive, local_file, local_tree, put_archive, raw_path, read_files
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 STOP_WAIT = 60.0
 
 
-class Sandbox:
+class Sandbox(Files):
     """A sandbox of the platform. Made by ``DSecClient.run_container`` and ``get_sandbox``, never directly.
 
     As a context manager it is stopped at the end of the block. All methods may be used at the same time.
@@ -342,8 +344,12 @@ class Sandbox:
         user: str | None = None,
         make_parents: bool = False,
         exclusive: bool = False,
+        offset: int | None = None,
+        truncate: bool = False,
     ) -> None:
         """Write a file; what was there before is replaced at once and whole, or not at all.
+
+        With ``offset`` the file itself is written to, and what is not written to stays as it is.
 
         Args:
             path: absolute; names that are not UTF-8 may be given as bytes.
@@ -352,22 +358,24 @@ class Sandbox:
             user: who writes and owns it. None: the sandbox's.
             make_parents: create missing directories.
             exclusive: the file must not exist yet.
+            offset: where to write to it, in bytes.
+            truncate: with ``offset``: the file ends after the last byte written.
 
         Raises:
-            ResourceExhaustedError: the sandbox's disk is full.
+            ResourceExhaustedError: the sandbox's disk is full (``quota_exceeded``, ``no_space``, ``no_inodes``).
             AlreadyExistsError: with ``exclusive``.
             PermissionDeniedError: the user may not write there.
             DataLossError: the content did not arrive as it was sent.
         """
-        target = self._file_target(path, user)
-        if mode is not None:
-            if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o7777:
-                raise invalid("mode must be permission bits between 0 and 0o7777")
-            target += f"&mode={mode:04o}"
-        if make_parents:
-            target += "&parents=1"
+        target = self._write_target(path, user, mode, make_parents)
         if exclusive:
             target += "&exclusive=1"
+        if offset is not None:
+            if offset < 0:
+                raise invalid("offset must not be negative")
+            target += f"&offset={offset}" + ("&truncate=1" if truncate else "")
+        elif truncate:
+            raise invalid("truncate needs an offset; without one the file is replaced as a whole")
         upload(self._api, target, data, repeatable=not exclusive)
 
     def write_files(self, files: Files, *, mode: int = 0o644, user: str | None = None) -> ArchiveResult:
@@ -464,6 +472,30 @@ class Sandbox:
     def _archive_target(self, path: bytes, user: str | None) -> str:
         target = f"/v1/sandboxes/{self.id}/archive?path={quoted(path)}"
         return f"{target}&user={quoted(user)}" if user else target
+
+    def append_file(
+        self,
+        path: str | bytes | os.PathLike[str],
+        data: Content,
+        *,
+        mode: int | None = None,
+        user: str | None = None,
+        make_parents: bool = False,
+    ) -> None:
+        """Add to the end of a file, which is made if there is none. See ``write_file``.
+
+        It is never repeated: what had arrived when a connection broke is in the file.
+        """
+        target = self._write_target(path, user, mode, make_parents) + "&append=1"
+        upload(self._api, target, data, repeatable=False, once=True)
+
+    def _write_target(
+        self, path: str | bytes | os.PathLike[str], user: str | None, mode: int | None, make_parents: bool
+    ) -> str:
+        target = self._file_target(path, user)
+        if mode is not None:
+            target += f"&mode={permissions(mode):04o}"
+        return f"{target}&parents=1" if make_parents else target
 
     def _file_target(self, path: str | bytes | os.PathLike[str], user: str | None) -> str:
         target = f"/v1/sandboxes/{self.id}/files?path={quoted(path)}"

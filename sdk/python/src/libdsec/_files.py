@@ -1,0 +1,212 @@
+"""What is known of files in a sandbox, and changes to them."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64decode
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any, Union
+
+from ._args import invalid
+from ._errors import InvalidArgumentError
+from ._models import Message, number, text, time_of
+
+FilePath = Union[str, bytes, "os.PathLike[str]"]
+"""A path inside a sandbox, absolute."""
+
+
+class FileType(str, Enum):
+    """What a file is."""
+
+    UNKNOWN = "unknown"
+    REGULAR = "regular"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    FIFO = "fifo"
+    SOCKET = "socket"
+    CHARACTER_DEVICE = "character_device"
+    BLOCK_DEVICE = "block_device"
+
+
+_TYPES = {f"FILE_TYPE_{t.name}": t for t in FileType}
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file in a sandbox, as ``lstat`` tells of it.
+
+    Attributes:
+        path: absolute; in a listing relative to the directory. Bytes that are not UTF-8 are escaped as by ``os.fsdecode``,
+            and ``os.fsencode`` gives them back.
+        mode: permission bits and setuid, setgid, sticky.
+        modified_at: last change of its content (UTC).
+        link_target: what a symbolic link holds, else ``""``.
+        allocated_bytes: on disk: less than ``size`` where there are holes.
+    """
+
+    path: str
+    type: FileType
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    modified_at: datetime | None
+    link_target: str
+    allocated_bytes: int
+    links: int
+    inode: int
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return self.type is FileType.REGULAR
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        return self.type is FileType.DIRECTORY
+
+    @property
+    def is_symlink(self) -> bool:
+        """Whether it is a symbolic link."""
+        return self.type is FileType.SYMLINK
+
+    @staticmethod
+    def from_wire(message: Message) -> FileEntry:
+        """Read dsec.v1.FileInfo."""
+        return FileEntry(
+            path=_name(message, "path", "rawPath"),
+            type=_TYPES.get(text(message, "type"), FileType.UNKNOWN),
+            size=number(message, "size"),
+            mode=number(message, "mode"),
+            uid=number(message, "uid"),
+            gid=number(message, "gid"),
+            modified_at=time_of(message, "modifiedAt"),
+            link_target=_name(message, "linkTarget", "rawLinkTarget"),
+            allocated_bytes=number(message, "allocatedBytes"),
+            links=number(message, "links"),
+            inode=number(message, "inode"),
+        )
+
+
+def _name(message: Message, key: str, raw: str) -> str:
+    escaped = text(message, raw)
+    return b64decode(escaped).decode("utf-8", "surrogateescape") if escaped else text(message, key)
+
+
+class FileEventKind(str, Enum):
+    """What happened. After ``OVERFLOW`` events were lost: look again at what matters."""
+
+    UNKNOWN = "unknown"
+    CREATED = "created"
+    CHANGED = "changed"
+    REMOVED = "removed"
+    MOVED_FROM = "moved_from"
+    MOVED_TO = "moved_to"
+    ATTRIBUTES = "attributes"
+    OVERFLOW = "overflow"
+
+
+_KINDS = {f"FILE_EVENT_KIND_{k.name}": k for k in FileEventKind}
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """Something that happened in a watched directory. ``path`` is relative to it; ``""`` is itself."""
+
+    kind: FileEventKind
+    path: str
+    is_directory: bool
+
+    @staticmethod
+    def from_wire(message: Message) -> FileEvent:
+        """Read dsec.v1.FileEvent."""
+        kind = _KINDS.get(text(message, "kind"), FileEventKind.UNKNOWN)
+        return FileEvent(kind, _name(message, "path", "rawPath"), message.get("directory") is True)
+
+
+def path_text(path: FilePath) -> str:
+    """Return a path for a message, which holds UTF-8 only."""
+    raw = os.fspath(path)
+    try:
+        name = raw.decode() if isinstance(raw, bytes) else raw
+        name.encode()
+    except UnicodeError:
+        raise InvalidArgumentError(
+            f"the path {path!r} is not UTF-8: such a file can be listed, and removed with what is above it",
+            reason="invalid_path",
+        ) from None
+    if not name or "\0" in name:
+        raise InvalidArgumentError(f"the path {path!r} is empty or holds a NUL", reason="invalid_path")
+    return name
+
+
+def permissions(mode: int) -> int:
+    """Check permission bits."""
+    if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o7777:
+        raise invalid("mode must be permission bits between 0 and 0o7777")
+    return mode
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """One change of files, for ``Sandbox.change_files``. Made by the static methods.
+
+    Attributes:
+        message: dsec.v1.FileChange.
+        repeatable: made twice, it is as if it was made once.
+    """
+
+    message: dict[str, Any]
+    repeatable: bool
+
+    @staticmethod
+    def make_directory(path: FilePath, *, mode: int | None = None, parents: bool = False) -> FileChange:
+        """Make a directory; with ``parents`` also those above it, and no error if it exists."""
+        body: dict[str, Any] = {"path": path_text(path), "parents": parents}
+        if mode is not None:
+            body["mode"] = permissions(mode)
+        return FileChange({"makeDirectory": body}, parents)
+
+    @staticmethod
+    def move(source: FilePath, target: FilePath, *, exclusive: bool = False) -> FileChange:
+        """Rename a file or directory; ``target`` is its new name, not a directory to move it into."""
+        return FileChange({"move": {"from": path_text(source), "to": path_text(target), "exclusive": exclusive}}, False)
+
+    @staticmethod
+    def copy(source: FilePath, target: FilePath, *, recursive: bool = False, exclusive: bool = False) -> FileChange:
+        """Copy a file or, with ``recursive``, a tree."""
+        body = {"from": path_text(source), "to": path_text(target), "recursive": recursive, "exclusive": exclusive}
+        return FileChange({"copy": body}, not exclusive)
+
+    @staticmethod
+    def remove(path: FilePath, *, recursive: bool = False, missing_ok: bool = False) -> FileChange:
+        """Remove a file, an empty directory or, with ``recursive``, a tree."""
+        return FileChange({"remove": {"path": path_text(path), "recursive": recursive, "missingOk": missing_ok}}, missing_ok)
+
+    @staticmethod
+    def chmod(path: FilePath, mode: int, *, recursive: bool = False) -> FileChange:
+        """Set permission bits."""
+        return FileChange({"setMode": {"path": path_text(path), "mode": permissions(mode), "recursive": recursive}}, True)
+
+    @staticmethod
+    def chown(path: FilePath, owner: str, *, recursive: bool = False) -> FileChange:
+        """Set the owner: name, uid, ``"name:group"`` or ``"uid:gid"``."""
+        return FileChange({"setOwner": {"path": path_text(path), "owner": str(owner), "recursive": recursive}}, True)
+
+    @staticmethod
+    def symlink(target: FilePath, path: FilePath) -> FileChange:
+        """Make a symbolic link at ``path`` that holds ``target``."""
+        return FileChange({"makeLink": {"target": path_text(target), "path": path_text(path)}}, False)
+
+    @staticmethod
+    def hardlink(target: FilePath, path: FilePath) -> FileChange:
+        """Give the file ``target`` another name."""
+        return FileChange({"makeLink": {"target": path_text(target), "path": path_text(path), "hard": True}}, False)
