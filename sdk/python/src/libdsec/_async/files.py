@@ -80,7 +80,7 @@ class FileWatch:
         return self._pending.pop()
 
 
-class Files:
+class FileOperations:
     """The part of a Sandbox that is about files. Paths are absolute; ``user`` is with whose rights, None for root's."""
 
     _api: Api

@@ -16,7 +16,7 @@ from .._models import ArchiveResult, CommandResult, SandboxInfo, State, command_
 from .._tar import pack_contents
 from . import command as commands
 from .command import Command, Stdin, input_of
-from .files import Files
+from .files import FileOperations
 from .terminal import Terminal
 from .transfer import Content, FileReader, open_file, quoted, upload
 from .tree import Download, Files, contents_of, get_archive, local_file, local_tree, put_archive, raw_path, read_files
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STOP_WAIT = 60.0
 
 
-class Sandbox(Files):
+class Sandbox(FileOperations):
     """A sandbox of the platform. Made by ``DSecClient.run_container`` and ``get_sandbox``, never directly.
 
     As a context manager it is stopped at the end of the block. All methods may be used at the same time.
