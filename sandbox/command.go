@@ -30,6 +30,7 @@ type Command struct {
 	StdinFollows    bool
 	Tag             string    // to find it again by
 	Terminal        *Terminal // nil = none; with one StdinFollows is implied
+	Session         string    // runs in the session of this name
 	Trusted         bool      // all else is stopped, and the shell is the platform's
 }
 
@@ -55,6 +56,9 @@ var (
 
 // ValidCommandID reports whether s can name a command.
 func ValidCommandID(s string) bool { return commandID.MatchString(s) }
+
+// ValidSessionName reports whether s can name a session.
+func ValidSessionName(s string) bool { return commandID.MatchString(s) }
 
 // ValidTag reports whether s can be a command's tag.
 func ValidTag(s string) bool { return commandTag.MatchString(s) }
@@ -111,10 +115,35 @@ func (c Command) Validate() error {
 	case len(c.Env) > maxEnv:
 		return bad("%d environment variables; at most %d", len(c.Env), maxEnv)
 	}
+	if c.Session != "" {
+		if err := c.validateInSession(); err != nil {
+			return err
+		}
+	}
 	if c.Terminal != nil {
 		if err := c.Terminal.Validate(); err != nil {
 			return err
 		}
 	}
 	return ValidateEnv(c.Env)
+}
+
+// validateInSession refuses what a session has been given once and for all, or does not offer.
+func (c Command) validateInSession() error {
+	bad := func(format string, args ...any) error {
+		return Errorf(InvalidArgument, "invalid_command", format, args...)
+	}
+	switch {
+	case !ValidSessionName(c.Session):
+		return Errorf(InvalidArgument, "invalid_session", "session %q: letters, digits, _ and -, at most 64", clip(c.Session))
+	case len(c.Argv) > 0:
+		return bad("a session runs scripts; give shell, or run the program without a session")
+	case c.Cwd != "" || c.User != "" || len(c.Env) > 0:
+		return bad("a command of a session has the session's working directory, user and environment; give them to the session, or set them in the script")
+	case c.StdinFollows:
+		return bad("a command of a session gets its input whole, at most 64 KiB by stdin; put more into a file")
+	case c.Terminal != nil || c.Trusted:
+		return bad("a command of a session has neither a terminal of its own nor trust; run it without a session")
+	}
+	return nil
 }

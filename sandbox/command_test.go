@@ -34,6 +34,15 @@ func TestCommandIsChecked(t *testing.T) {
 		"tag":                      {shell(func(c *Command) { c.Tag = "a.B-3_" }), ""},
 		"tag with a space":         {shell(func(c *Command) { c.Tag = "a b" }), "invalid_tag"},
 		"long tag":                 {shell(func(c *Command) { c.Tag = strings.Repeat("x", 65) }), "invalid_tag"},
+		"session":                  {shell(func(c *Command) { c.Session = "a-B_3"; c.Stdin = []byte("x"); c.Tag = "t" }), ""},
+		"session of no name":       {shell(func(c *Command) { c.Session = "a b" }), "invalid_session"},
+		"session with a directory": {shell(func(c *Command) { c.Session, c.Cwd = "a", "/" }), "invalid_command"},
+		"session with a user":      {shell(func(c *Command) { c.Session, c.User = "a", "root" }), "invalid_command"},
+		"session with variables":   {shell(func(c *Command) { c.Session, c.Env = "a", map[string]string{"A": "b"} }), "invalid_command"},
+		"session with a stream":    {shell(func(c *Command) { c.Session, c.StdinFollows = "a", true }), "invalid_command"},
+		"session with a terminal":  {shell(func(c *Command) { c.Session, c.Terminal = "a", &Terminal{} }), "invalid_command"},
+		"session, trusted":         {shell(func(c *Command) { c.Session, c.Trusted = "a", true }), "invalid_command"},
+		"program in a session":     {Command{Argv: []string{"true"}, Session: "a"}, "invalid_command"},
 		"negative silence":         {shell(func(c *Command) { c.NoOutputTimeout = -time.Second }), "invalid_command"},
 	} {
 		err := c.cmd.Validate()

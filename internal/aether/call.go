@@ -57,6 +57,12 @@ func (c *call) serve() (*aetherv1.Reply, error) {
 	case *aetherv1.Call_ChangeFiles:
 		result, err := c.s.srv.changeFiles(c.ctx, r.ChangeFiles)
 		return &aetherv1.Reply{Reply: &aetherv1.Reply_ChangeResult{ChangeResult: result}}, err
+	case *aetherv1.Call_CreateSession:
+		return c.s.srv.createSession(c.ctx, r.CreateSession)
+	case *aetherv1.Call_ListSessions:
+		return &aetherv1.Reply{Reply: &aetherv1.Reply_Sessions{Sessions: c.s.srv.listSessions()}}, nil
+	case *aetherv1.Call_DeleteSession:
+		return nil, c.s.srv.deleteSession(c.ctx, r.DeleteSession.GetName())
 	default:
 		return nil, failf(aetherv1.Code_CODE_INVALID, "this aether does not know the request")
 	}

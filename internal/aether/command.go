@@ -42,7 +42,9 @@ type command struct {
 
 	timedOut, killed bool
 	killSignal       unix.Signal // to be sent once it has started; 0 = none
+	chronus          *chronus    // in which it runs, or nil; then pid is its shell's
 
+	named           string // the session's name, of a command of one
 	timeout         time.Duration
 	quiet           silence
 	noOutput        bool
@@ -72,6 +74,7 @@ func newCommand(srv *Server, sess *session, stream uint32, req *aetherv1.Start) 
 		c.window = window{t.Rows, t.Cols}
 		c.out[0].tty, c.out[1].closed, c.stdin.tty = true, true, true
 	}
+	c.named = req.Session
 	if req.ScriptFollows {
 		c.script = &input{c: c, channel: wire.Script, fd: -1}
 	}
@@ -240,6 +243,10 @@ func (c *command) kill(signal unix.Signal) {
 
 // killTree ends everything that descends from c. It is not reaped, so that its numbers are still its own.
 func (c *command) killTree() {
+	if x := c.chronus; x != nil { // whose lock comes before c's
+		c.srv.pumps.Go(func() { x.interrupt(c) })
+		return
+	}
 	if c.cgroup != nil {
 		err := c.cgroup.kill()
 		if err == nil {
@@ -251,6 +258,10 @@ func (c *command) killTree() {
 }
 
 func (c *command) signal(s unix.Signal) {
+	if x := c.chronus; x != nil {
+		c.srv.pumps.Go(func() { x.signal(c, s) })
+		return
+	}
 	if c.slave >= 0 {
 		if group := c.foreground(); group > 0 {
 			_ = unix.Kill(-group, s)
@@ -266,11 +277,7 @@ func (c *command) exited(collect func() unix.WaitStatus) {
 	c.mu.Lock()
 	c.status = collect()
 	c.reaped = true
-	for _, t := range []*time.Timer{c.expire, c.settle, c.quiet.timer} {
-		if t != nil {
-			t.Stop()
-		}
-	}
+	c.stopTimers()
 	c.closeSlave()
 	c.closeInputs()
 	if !c.settled {
@@ -342,6 +349,14 @@ func (c *command) finishAndUnlock() {
 	sess.flush()
 }
 
+func (c *command) stopTimers() {
+	for _, t := range []*time.Timer{c.expire, c.settle, c.quiet.timer} {
+		if t != nil {
+			t.Stop()
+		}
+	}
+}
+
 // flush sends what is queued for the edge.
 func (c *command) flush() {
 	c.mu.Lock()
@@ -393,7 +408,7 @@ func (c *command) postExit() {
 func (c *command) state() *aetherv1.CommandStatus {
 	return &aetherv1.CommandStatus{
 		CommandId: c.id, Running: !c.done, StdoutSize: c.out[0].total(), StderrSize: c.out[1].total(),
-		Tag: c.tag, Terminal: c.window != window{}, StartedNs: c.began.UnixNano(),
+		Tag: c.tag, Session: c.named, Terminal: c.window != window{}, StartedNs: c.began.UnixNano(),
 	}
 }
 

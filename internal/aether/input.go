@@ -24,6 +24,7 @@ type input struct {
 	end     bool   // nothing follows buf
 	broken  bool   // nobody reads any more
 	closed  bool
+	inner   bool // what it holds came with the request: the edge wants no acknowledgement
 
 	last byte   // that was written
 	eof  []byte // what tells a terminal of the end; nil before that is known
@@ -114,7 +115,7 @@ func (in *input) settle(before uint64) {
 }
 
 func (in *input) ack() {
-	if in.c.sess != nil {
+	if in.c.sess != nil && !in.inner {
 		_ = in.c.sess.conn.PostAck(in.c.stream, in.channel, in.written, in.broken) // fails only with the connection
 	}
 }

@@ -8,6 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// A child is told of its process's end, and collects it.
+type child interface {
+	exited(collect func() unix.WaitStatus)
+}
+
 // A reaper collects children that ended. As PID 1 it waits for any child, since orphans come to it; else only for those
 // it was told of, and leaves the children of others alone.
 type reaper struct {
@@ -15,7 +20,7 @@ type reaper struct {
 	forking *sync.Mutex // the spawner's
 
 	mu    sync.Mutex
-	known map[int]*command
+	known map[int]child
 
 	kick chan struct{} // all: there may be children again
 	stop chan struct{}
@@ -23,11 +28,11 @@ type reaper struct {
 }
 
 func newReaper(all bool, forking *sync.Mutex) *reaper {
-	return &reaper{all: all, forking: forking, known: make(map[int]*command), kick: make(chan struct{}, 1), stop: make(chan struct{})}
+	return &reaper{all: all, forking: forking, known: make(map[int]child), kick: make(chan struct{}, 1), stop: make(chan struct{})}
 }
 
 // add tells of a child. The forking lock is held.
-func (r *reaper) add(pid int, c *command) {
+func (r *reaper) add(pid int, c child) {
 	r.mu.Lock()
 	r.known[pid] = c
 	r.mu.Unlock()
@@ -41,7 +46,7 @@ func (r *reaper) add(pid int, c *command) {
 	}
 }
 
-func (r *reaper) lookup(pid int) *command {
+func (r *reaper) lookup(pid int) child {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.known[pid]

@@ -41,6 +41,7 @@ type Options struct {
 	CgroupFD int   // <sandbox>/user; used unless Config.Cgroup is "none"
 	TaskFDs  []int // v1 tasks files; the spawner writes and closes them
 	ReapAll  bool  // this process is an init: all children are its business
+	NoBash   bool  // sessions are of sh, as in an image without bash; for tests
 	Guarded  bool  // commands cannot get CAP_SYS_RESOURCE, which this process has
 	Log      *slog.Logger
 }
@@ -55,6 +56,7 @@ type Server struct {
 	accts    *accounts
 	buffered atomic.Int64 // bytes of output of all commands
 	active   atomic.Int64 // commands whose end has not been told
+	queued   atomic.Int64 // bytes of commands that wait in sessions
 
 	watchers atomic.Int64 // see watcher
 	watches  atomic.Int64
@@ -73,6 +75,9 @@ type Server struct {
 	polled   map[*os.File]struct{} // pipes with a pump
 	held     []*os.File            // of these, those of ended commands, oldest first
 	closing  bool
+
+	chroni      map[string]*chronus // whose shell lives, or is being started
+	endedChroni []*chronus          // oldest first
 
 	idleSince time.Time
 	resting   bool // restNow will be called
@@ -101,6 +106,10 @@ func New(o Options) (*Server, error) {
 	s.spawner = &spawner{
 		jobs: make(chan job, 64), tasks: o.TaskFDs, cpus: o.Config.CPUs, pool: s.pool, accts: s.accts,
 		env: defaultEnv(o.Config), stopped: make(chan struct{}), guarded: o.Guarded,
+		dialects: dialects,
+	}
+	if o.NoBash {
+		s.spawner.dialects = dialects[1:]
 	}
 	s.reaper = newReaper(o.ReapAll, &s.spawner.forking)
 	s.spawner.reaper = s.reaper
@@ -333,7 +342,14 @@ func (s *Server) Close() {
 		running = append(running, c)
 	}
 	conns := slices.Collect(maps.Keys(s.conns))
+	chroni := slices.Collect(maps.Values(s.chroni))
 	s.mu.Unlock()
+	for _, x := range chroni {
+		<-x.ready
+		x.mu.Lock()
+		x.end("killed")
+		x.mu.Unlock()
+	}
 	for _, c := range running {
 		c.kill(0)
 	}
@@ -343,6 +359,10 @@ func (s *Server) Close() {
 	s.sessions.Wait()
 	for _, c := range running { // nobody will make room for their output
 		c.abandon()
+	}
+	for _, x := range chroni {
+		<-x.gone
+		x.abandon()
 	}
 	close(s.spawner.jobs)
 	<-s.spawner.stopped

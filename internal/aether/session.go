@@ -199,8 +199,12 @@ func (s *session) start(stream uint32, req *aetherv1.Start) {
 		s.commands[stream] = c
 	}
 	s.mu.Unlock()
+	if isNew && req.Session != "" {
+		s.srv.runInSession(c, req)
+		return
+	}
 	if isNew {
-		s.srv.spawner.jobs <- job{c, req}
+		s.srv.spawner.jobs <- job{c: c, req: req}
 		return
 	}
 	if f := c.attach(s, stream, [2]uint64{req.StdoutOffset, req.StderrOffset}); f != nil {

@@ -44,7 +44,7 @@ func (c *command) heldBack() bool {
 	for i := range c.out {
 		waiting := 0
 		c.out[i].control(func(fd int) { waiting, _ = unix.IoctlGetInt(fd, unix.TIOCINQ) })
-		if waiting > 0 {
+		if waiting > 0 || (c.chronus != nil && c.out[i].room() == 0) { // a session's pipes are not c's own
 			return true
 		}
 	}

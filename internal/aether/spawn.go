@@ -16,25 +16,29 @@ import (
 // A spawner forks every command from one thread. v1 control groups and CPU masks belong to threads and are inherited
 // over fork, so that placing this thread once places every command, with no write per command.
 type spawner struct {
-	jobs    chan job
-	tasks   []int // v1 tasks files of the user's groups
-	cpus    []int
-	pool    *cgroupPool // nil = no control groups
-	accts   *accounts
-	env     map[string]string
-	null    int // /dev/null, or -1
-	guarded bool
-	reaper  *reaper
-	stopped chan struct{}
+	jobs     chan job
+	tasks    []int // v1 tasks files of the user's groups
+	cpus     []int
+	pool     *cgroupPool // nil = no control groups
+	accts    *accounts
+	env      map[string]string
+	null     int // /dev/null, or -1
+	guarded  bool
+	dialects []dialect // of sessions
+	reaper   *reaper
+	stopped  chan struct{}
 
 	// forking is held from before a fork until its child is known to the reaper, which waits for it before it takes a
 	// child for an orphan.
 	forking sync.Mutex
 }
 
+// A job is a command, or a session.
 type job struct {
-	c   *command
-	req *aetherv1.Start
+	c       *command
+	req     *aetherv1.Start
+	x       *chronus
+	session *aetherv1.CreateSession
 }
 
 // run serves jobs until the channel is closed. ready gets the outcome of placing the thread.
@@ -53,7 +57,11 @@ func (s *spawner) run(ready chan<- error) {
 		return
 	}
 	for j := range s.jobs {
-		s.start(j)
+		if j.x != nil {
+			s.startShell(j.x, j.session)
+		} else {
+			s.start(j)
+		}
 	}
 }
 
@@ -158,13 +166,8 @@ func (s *spawner) fork(j job, prog program, env []string, acc account, p *pipes)
 		return 0, fail
 	}
 	defer unix.Close(cwd)
-	attr := &syscall.ProcAttr{Dir: refPath(cwd), Env: env, Files: p.child, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: p.slave >= 0}}
-	if !acc.sameRights() || (len(acc.groups) > 0 && os.Geteuid() == 0) {
-		attr.Sys.Credential = &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups}
-	}
-	if g := j.c.cgroup; g != nil {
-		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, g.dir
-	}
+	attr := procAttr(cwd, env, acc, j.c.cgroup)
+	attr.Files, attr.Sys.Setctty = p.child, p.slave >= 0
 	for _, cand := range prog.candidates {
 		pid, err := syscall.ForkExec(cand.path, cand.argv, attr)
 		if err == nil {
@@ -176,6 +179,18 @@ func (s *spawner) fork(j job, prog program, env []string, acc account, p *pipes)
 		}
 	}
 	return 0, prog.missing()
+}
+
+// procAttr is what processes of a user begin with, but for their files.
+func procAttr(cwd int, env []string, acc account, g *cgroup) *syscall.ProcAttr {
+	attr := &syscall.ProcAttr{Dir: refPath(cwd), Env: env, Sys: &syscall.SysProcAttr{Setsid: true}}
+	if !acc.sameRights() || (len(acc.groups) > 0 && os.Geteuid() == 0) {
+		attr.Sys.Credential = &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups}
+	}
+	if g != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, g.dir
+	}
+	return attr
 }
 
 // pipes of one command. child are the descriptors that become 0, 1, 2 and perhaps scriptFD.
@@ -287,6 +302,9 @@ func checkStart(req *aetherv1.Start) *failure {
 		if has {
 			kinds++
 		}
+	}
+	if f := checkSessionStart(req); f != nil {
+		return f
 	}
 	switch {
 	case kinds != 1 && !req.AttachOnly && (kinds > 1 || req.Terminal == nil):

@@ -198,7 +198,7 @@ func commandOf(p *dsecv1.Command) (sandbox.Command, error) {
 	return sandbox.Command{
 		Argv: p.GetArgv(), Shell: p.GetShell(), Cwd: p.GetCwd(), User: p.GetUser(), Env: p.GetEnv(), Timeout: timeout,
 		NoOutputTimeout: silence, Stdin: p.GetStdin(), StdinFollows: p.GetStdinFollows(), Tag: p.GetTag(),
-		Terminal: terminalOf(p.GetTerminal()), Trusted: p.GetTrusted(),
+		Terminal: terminalOf(p.GetTerminal()), Trusted: p.GetTrusted(), Session: p.GetSession(),
 	}, nil
 }
 
@@ -234,9 +234,10 @@ func resultOf(c GuestCommand, limit int) *dsecv1.CommandResult {
 	out := &dsecv1.CommandResult{
 		CommandId: c.ID(), Running: r.Running, ExitCode: int32(r.ExitCode), Signal: int32(r.Signal), SignalName: signalName(r.Signal),
 		TimedOut: r.TimedOut, OomKilled: r.OOMKilled, Killed: r.Killed, StdinBroken: r.StdinBroken, StartedAt: timeTo(r.StartedAt),
-		EndedAt: timeTo(r.EndedAt), Description: r.Description, Tag: r.Tag, Terminal: r.Terminal, NoOutput: r.NoOutput, StdinSize: r.StdinSize,
-		Stdout: &dsecv1.Output{Size: r.Stdout.Size, HeadSize: r.Stdout.Head, TailSize: r.Stdout.Tail},
-		Stderr: &dsecv1.Output{Size: r.Stderr.Size, HeadSize: r.Stderr.Head, TailSize: r.Stderr.Tail},
+		EndedAt: timeTo(r.EndedAt), Description: r.Description, Tag: r.Tag, Session: r.Session, Terminal: r.Terminal, NoOutput: r.NoOutput,
+		StdinSize: r.StdinSize,
+		Stdout:    &dsecv1.Output{Size: r.Stdout.Size, HeadSize: r.Stdout.Head, TailSize: r.Stdout.Tail},
+		Stderr:    &dsecv1.Output{Size: r.Stderr.Size, HeadSize: r.Stderr.Head, TailSize: r.Stderr.Tail},
 	}
 	if limit >= 0 {
 		out.Stdout.Data, out.Stderr.Data = c.Head(1, limit), c.Head(2, limit)

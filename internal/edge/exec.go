@@ -69,7 +69,10 @@ func (e *Edge) exec(ctx context.Context, in *instance, id string, cmd sandbox.Co
 	}
 	e.oomBegin(in, id)
 	stop := e.watchStart(in)
-	c, err := g.Start(ctx, id, in.withDefaults(cmd))
+	if cmd.Session == "" { // a session has them from its beginning
+		cmd = in.withDefaults(cmd)
+	}
+	c, err := g.Start(ctx, id, cmd)
 	stop()
 	if err != nil {
 		in.oom.drop(id)
@@ -160,7 +163,7 @@ func (e *Edge) await(ctx context.Context, in *instance, c GuestCommand, wait tim
 	r := c.Result()
 	if !r.Running {
 		e.settle(in, c, r)
-		return nil
+		return neverEnded(ctx, c)
 	}
 	if _, lerr := in.live(); lerr != nil {
 		return lerr

@@ -32,6 +32,9 @@ type fakeGuest struct {
 	files    map[string][]byte
 	wg       sync.WaitGroup
 	last     sandbox.Command
+
+	sessions    map[string]GuestSession
+	lastSession sandbox.SessionSpec
 }
 
 // connectFake reaches a fakeGuest if the driver's process is there.
@@ -86,7 +89,7 @@ func (g *fakeGuest) Start(_ context.Context, id string, cmd sandbox.Command) (Gu
 	if strings.HasPrefix(cmd.Shell, "no-such") {
 		return nil, sandbox.Errorf(sandbox.NotFound, "program_not_found", "no program")
 	}
-	c := &fakeCommand{id: id, ended: make(chan struct{}), grown: make(chan struct{}), result: CommandResult{Running: true, StartedAt: time.Now(), Description: cmd.Shell, Tag: cmd.Tag, Terminal: cmd.Terminal != nil}}
+	c := &fakeCommand{id: id, ended: make(chan struct{}), grown: make(chan struct{}), result: CommandResult{Running: true, StartedAt: time.Now(), Description: cmd.Shell, Tag: cmd.Tag, Session: cmd.Session, Terminal: cmd.Terminal != nil}}
 	g.commands[id] = c
 	g.wg.Go(func() {
 		c.run(cmd)
@@ -96,6 +99,36 @@ func (g *fakeGuest) Start(_ context.Context, id string, cmd sandbox.Command) (Gu
 		}
 	})
 	return c, nil
+}
+
+func (g *fakeGuest) CreateSession(_ context.Context, spec sandbox.SessionSpec) (GuestSession, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if s, ok := g.sessions[spec.Name]; ok && !s.Ended {
+		return s, nil
+	}
+	s := GuestSession{Name: spec.Name, Shell: "bash", CreatedAt: time.Now()}
+	if g.sessions == nil {
+		g.sessions = make(map[string]GuestSession)
+	}
+	g.sessions[spec.Name], g.lastSession = s, spec
+	return s, nil
+}
+
+func (g *fakeGuest) Sessions(context.Context) ([]GuestSession, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Collect(maps.Values(g.sessions)), nil
+}
+
+func (g *fakeGuest) DeleteSession(_ context.Context, name string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.sessions[name]; !ok {
+		return sandbox.Errorf(sandbox.NotFound, "session_not_found", "no session")
+	}
+	delete(g.sessions, name)
+	return nil
 }
 
 func (g *fakeGuest) change() {
@@ -289,7 +322,7 @@ func (c *fakeCommand) finish(r CommandResult) {
 		return
 	}
 	r.StartedAt, r.EndedAt, r.Description = c.result.StartedAt, time.Now(), c.result.Description
-	r.Tag, r.Terminal = c.result.Tag, c.result.Terminal
+	r.Tag, r.Session, r.Terminal = c.result.Tag, c.result.Session, c.result.Terminal
 	c.result = r
 	close(c.ended)
 	c.growLocked()

@@ -76,6 +76,10 @@ type Guest interface {
 	ForgetCommand(id string)
 	Commands() []GuestCommand
 	Running() int
+	// CreateSession makes a session, or finds the one of this name that lives.
+	CreateSession(ctx context.Context, spec sandbox.SessionSpec) (GuestSession, error)
+	Sessions(ctx context.Context) ([]GuestSession, error)
+	DeleteSession(ctx context.Context, name string) error
 	ReadFile(ctx context.Context, f FileRead) (FileInfo, io.ReadCloser, error)
 	WriteFile(ctx context.Context, f FileWrite, r io.Reader) (size int64, sum []byte, err error)
 	// ReadArchive packs a tree; WriteArchive unpacks one below a directory.
@@ -126,6 +130,7 @@ type (
 	ArchiveResult = guest.ArchiveResult
 	Process       = guest.Process
 	GuestOptions  = guest.Options
+	GuestSession  = guest.Session
 	OutputQuery   = guest.OutputQuery
 	OutputReader  = guest.OutputReader
 )

@@ -137,6 +137,30 @@ func (p *reconnecting) Signal(ctx context.Context, pid, signal int, startedTicks
 	return g.Signal(ctx, pid, signal, startedTicks)
 }
 
+func (p *reconnecting) CreateSession(ctx context.Context, spec sandbox.SessionSpec) (GuestSession, error) {
+	g, err := p.await(ctx)
+	if err != nil {
+		return GuestSession{}, err
+	}
+	return g.CreateSession(ctx, spec)
+}
+
+func (p *reconnecting) Sessions(ctx context.Context) ([]GuestSession, error) {
+	g, err := p.await(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return g.Sessions(ctx)
+}
+
+func (p *reconnecting) DeleteSession(ctx context.Context, name string) error {
+	g, err := p.await(ctx)
+	if err != nil {
+		return err
+	}
+	return g.DeleteSession(ctx, name)
+}
+
 func (p *reconnecting) ReadFile(ctx context.Context, f FileRead) (FileInfo, io.ReadCloser, error) {
 	g, err := p.await(ctx)
 	if err != nil {

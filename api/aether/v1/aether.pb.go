@@ -58,6 +58,8 @@ const (
 	Code_CODE_NAME_TOO_LONG  Code = 46
 	Code_CODE_TOO_MANY_LINKS Code = 47 // EMLINK
 	Code_CODE_NO_TERMINALS   Code = 17 // all of the sandbox's PTYs are taken
+	Code_CODE_NO_SESSION     Code = 48 // there is none of that name
+	Code_CODE_SESSION_ENDED  Code = 49 // its shell has ended
 )
 
 // Enum value maps for Code.
@@ -93,6 +95,8 @@ var (
 		46: "CODE_NAME_TOO_LONG",
 		47: "CODE_TOO_MANY_LINKS",
 		17: "CODE_NO_TERMINALS",
+		48: "CODE_NO_SESSION",
+		49: "CODE_SESSION_ENDED",
 	}
 	Code_value = map[string]int32{
 		"CODE_UNSPECIFIED":    0,
@@ -125,6 +129,8 @@ var (
 		"CODE_NAME_TOO_LONG":  46,
 		"CODE_TOO_MANY_LINKS": 47,
 		"CODE_NO_TERMINALS":   17,
+		"CODE_NO_SESSION":     48,
+		"CODE_SESSION_ENDED":  49,
 	}
 )
 
@@ -793,6 +799,7 @@ type CommandStatus struct {
 	Tag           string                 `protobuf:"bytes,5,opt,name=tag,proto3" json:"tag,omitempty"`
 	Terminal      bool                   `protobuf:"varint,6,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	StartedNs     int64                  `protobuf:"varint,7,opt,name=started_ns,json=startedNs,proto3" json:"started_ns,omitempty"` // Unix time
+	Session       string                 `protobuf:"bytes,8,opt,name=session,proto3" json:"session,omitempty"`                       // in which it runs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -874,6 +881,13 @@ func (x *CommandStatus) GetStartedNs() int64 {
 		return x.StartedNs
 	}
 	return 0
+}
+
+func (x *CommandStatus) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
 }
 
 type Error struct {
@@ -3525,7 +3539,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\tno_output\x18\b \x01(\bR\bnoOutput\"\x1e\n" +
 	"\x04Kill\x12\x16\n" +
 	"\x06signal\x18\x01 \x01(\x05R\x06signal\"\t\n" +
-	"\aRelease\"\xd7\x01\n" +
+	"\aRelease\"\xf1\x01\n" +
 	"\rCommandStatus\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x18\n" +
@@ -3537,7 +3551,8 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x03tag\x18\x05 \x01(\tR\x03tag\x12\x1a\n" +
 	"\bterminal\x18\x06 \x01(\bR\bterminal\x12\x1d\n" +
 	"\n" +
-	"started_ns\x18\a \x01(\x03R\tstartedNs\"\\\n" +
+	"started_ns\x18\a \x01(\x03R\tstartedNs\x12\x18\n" +
+	"\asession\x18\b \x01(\tR\asession\"\\\n" +
 	"\x05Error\x12#\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x0f.aether.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -3737,7 +3752,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x03env\x18\x03 \x03(\tR\x03env\x12\x16\n" +
 	"\x06cgroup\x18\x04 \x01(\tR\x06cgroup\x12\x19\n" +
 	"\bv1_tasks\x18\x05 \x01(\rR\av1Tasks\x12\x12\n" +
-	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\xe4\x04\n" +
+	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\x91\x05\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x12\n" +
@@ -3770,7 +3785,9 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x11CODE_CROSS_DEVICE\x10-\x12\x16\n" +
 	"\x12CODE_NAME_TOO_LONG\x10.\x12\x17\n" +
 	"\x13CODE_TOO_MANY_LINKS\x10/\x12\x15\n" +
-	"\x11CODE_NO_TERMINALS\x10\x11*\xdd\x01\n" +
+	"\x11CODE_NO_TERMINALS\x10\x11\x12\x13\n" +
+	"\x0fCODE_NO_SESSION\x100\x12\x16\n" +
+	"\x12CODE_SESSION_ENDED\x101*\xdd\x01\n" +
 	"\n" +
 	"ChangeKind\x12\x1b\n" +
 	"\x17CHANGE_KIND_UNSPECIFIED\x10\x00\x12\x1e\n" +

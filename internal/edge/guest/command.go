@@ -39,7 +39,8 @@ type Result struct {
 	Description                              string // what ran, shortened; "" if an earlier edge started it
 	Tag                                      string
 	Terminal                                 bool
-	StdinSize                                int64 // bytes of input that have arrived; see Known
+	StdinSize                                int64  // bytes of input that have arrived; see Known
+	Session                                  string // in which it runs, or ""
 }
 
 // A Command is one command of a sandbox.
@@ -79,7 +80,7 @@ func newCommand(c *Client, id string) *Command {
 func adoptedCommand(c *Client, k *aetherv1.CommandStatus) *Command {
 	m := newCommand(c, k.CommandId)
 	m.started = true
-	m.result.Tag, m.result.Terminal = k.Tag, k.Terminal
+	m.result.Tag, m.result.Session, m.result.Terminal = k.Tag, k.Session, k.Terminal
 	if at := time.Unix(0, k.StartedNs); k.StartedNs > 0 && at.Before(m.result.StartedAt) { // else it is not true
 		m.result.StartedAt = at
 	}
@@ -171,6 +172,10 @@ func (m *Command) prepare(cmd sandbox.Command) {
 		req.NoOutputTimeoutMs = uint64(max(1, (cmd.NoOutputTimeout+time.Millisecond-1)/time.Millisecond))
 	}
 	req.Tag, m.result.Tag = cmd.Tag, cmd.Tag
+	if cmd.Session != "" {
+		m.prepareInSession(req, cmd)
+		return
+	}
 	req.Env = environment(cmd)
 	follows := cmd.StdinFollows
 	if t := cmd.Terminal; t != nil {
@@ -212,6 +217,18 @@ func environment(cmd sandbox.Command) []string {
 		env = append(env, "TERM="+cmd.Terminal.Term)
 	}
 	return env
+}
+
+// prepareInSession completes the request for a command of a session, which has all its input with it.
+func (m *Command) prepareInSession(req *aetherv1.Start, cmd sandbox.Command) {
+	req.Session, req.StdinData = cmd.Session, cmd.Stdin
+	if len(req.Shell) > inlineScript {
+		m.script = &input{m: m, channel: wire.Script, end: true}
+		m.script.buf.Append([]byte(req.Shell))
+		req.Shell, req.ScriptFollows = "", true
+	}
+	m.request = req
+	m.result.Description, m.result.Session = describe(cmd), cmd.Session
 }
 
 // describe is what ran, in one short line of valid UTF-8.

@@ -39,6 +39,8 @@ var meanings = map[aetherv1.Code]meaning{
 	aetherv1.Code_CODE_EXISTS:         {sandbox.AlreadyExists, "file_exists"},
 	aetherv1.Code_CODE_IO:             {sandbox.DataLoss, "io_error"},
 	aetherv1.Code_CODE_NO_TERMINALS:   {sandbox.ResourceExhausted, "no_terminals"},
+	aetherv1.Code_CODE_NO_SESSION:     {sandbox.NotFound, "session_not_found"},
+	aetherv1.Code_CODE_SESSION_ENDED:  {sandbox.FailedPrecondition, "session_ended"},
 	aetherv1.Code_CODE_DIGEST:         {sandbox.InvalidArgument, "content_mismatch"},
 	aetherv1.Code_CODE_UNSAFE_ENTRY:   {sandbox.InvalidArgument, "unsafe_entry"},
 	aetherv1.Code_CODE_BAD_ARCHIVE:    {sandbox.InvalidArgument, "bad_archive"},

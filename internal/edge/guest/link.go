@@ -169,6 +169,9 @@ func (l *link) greeting(t wire.Type, payload []byte) error {
 	}
 	seen := make(map[string]bool, len(m.Commands))
 	for _, k := range m.Commands {
+		if k.Session != "" && !sandbox.ValidSessionName(k.Session) {
+			return violation("greeting with an invalid name of a session")
+		}
 		if !sandbox.ValidCommandID(k.CommandId) || seen[k.CommandId] { // twice, it would count as running for ever
 			return violation("greeting with an invalid command id")
 		}

@@ -29,7 +29,7 @@ type world struct {
 	conns []net.Conn
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, change ...func(*aether.Options)) *world {
 	t.Helper()
 	w := &world{t: t, key: make([]byte, config.KeyLen), dir: t.TempDir()}
 	if _, err := rand.Read(w.key); err != nil {
@@ -42,7 +42,11 @@ func newWorld(t *testing.T) *world {
 	}
 	t.Cleanup(func() { os.RemoveAll(short) })
 	w.socket = filepath.Join(short, "s")
-	srv, err := aether.New(aether.Options{Config: config.Config{Key: w.key, Cgroup: config.CgroupNone}, Log: slog.New(slog.DiscardHandler)})
+	o := aether.Options{Config: config.Config{Key: w.key, Cgroup: config.CgroupNone}, Log: slog.New(slog.DiscardHandler)}
+	for _, f := range change {
+		f(&o)
+	}
+	srv, err := aether.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
