@@ -565,7 +565,7 @@ func TestSessionLimits(t *testing.T) {
 	if sandbox.ReasonOf(err) != "sandbox_resources" {
 		t.Error(err)
 	}
-	for _, v := range must(c.Sessions(ctx)) {
+	for _, v := range sure(c.Sessions(ctx)) {
 		if err := c.DeleteSession(ctx, v.Name); err != nil {
 			t.Error(err)
 		}
@@ -575,12 +575,12 @@ func TestSessionLimits(t *testing.T) {
 		e.run(sandbox.Command{Shell: "exit"})
 		e.ended()
 	}
-	if n := len(must(c.Sessions(ctx))); n != 16 {
+	if n := len(sure(c.Sessions(ctx))); n != 16 {
 		t.Errorf("%d sessions that have ended are listed", n)
 	}
 }
 
-func must[T any](v T, err error) T {
+func sure[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
 	}
@@ -606,7 +606,7 @@ func TestSessionNotThere(t *testing.T) {
 			t.Errorf("%s: %v", reason, err)
 		}
 	}
-	if n := len(must(c.Sessions(ctx))); n != 0 {
+	if n := len(sure(c.Sessions(ctx))); n != 0 {
 		t.Errorf("%d sessions", n)
 	}
 	if c.Running() != 0 {
@@ -627,7 +627,7 @@ func TestSessionIsMadeOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := len(must(c.Sessions(testContext(t)))); n != 1 {
+	if n := len(sure(c.Sessions(testContext(t)))); n != 1 {
 		t.Errorf("%d sessions", n)
 	}
 	if err := c.DeleteSession(testContext(t), "a"); err != nil {
@@ -689,7 +689,7 @@ func TestDeleteSessionEndsAll(t *testing.T) {
 			t.Errorf("what waited: %v", err)
 		}
 		waitGone(t, job)
-		if n := len(must(s.c.Sessions(testContext(t)))); n != 0 {
+		if n := len(sure(s.c.Sessions(testContext(t)))); n != 0 {
 			t.Errorf("%d sessions", n)
 		}
 	})
