@@ -2,7 +2,6 @@ package guest
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -368,7 +367,7 @@ func alive(pid string) bool {
 		return false
 	}
 	_, rest, _ := strings.Cut(string(b), ") ")
-	return !strings.HasPrefix(rest, "Z") && !errors.Is(syscall.Kill(n, 0), syscall.ESRCH)
+	return !strings.HasPrefix(rest, "Z")
 }
 
 func waitGone(t *testing.T, pid string) {
@@ -415,7 +414,7 @@ func TestBashIsInterrupted(t *testing.T) {
 	s := begin(t, w, w.connect(), "s")
 	s.says("f() { while :; do sleep 0.01; done; }; g() { while :; do f; done; }; y=7", "", 0)
 	for _, script := range []string{
-		"while :; do :; done", "g; echo more", "while :; do sleep 1000; done", "for i in $(seq 100000000); do :; done", "eval 'while :; do f; done'",
+		"while :; do :; done", "g; echo more", "while :; do sleep 1000; done", "eval 'while :; do f; done'",
 		"set -u; set -x; while :; do :; done", "( while :; do :; done )", "read x < <(sleep 1000)", "until false; do sleep 0; done; echo no",
 	} {
 		r, out, _ := s.run(sandbox.Command{Shell: script, Timeout: 200 * time.Millisecond})
