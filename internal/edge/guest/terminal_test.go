@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	aetherv1 "dsec/api/aether/v1"
+	"dsec/internal/wire"
 	"dsec/sandbox"
 )
 
@@ -420,5 +423,52 @@ func TestNextEdgeGoesOnAtTheTerminal(t *testing.T) {
 	next.types("\x04")
 	if r, out := next.leaves(); r.ExitCode != 0 || out != "ready\r\ngot one\r\ngot two\r\n" {
 		t.Errorf("%+v %q", r, out)
+	}
+}
+
+// What a hostile aether tells of commands that an earlier edge started is checked, or made harmless.
+func TestHostileStateOfCommands(t *testing.T) {
+	idle := func(*fakeAether, wire.Type, uint32, []byte) {}
+	for _, tag := range []string{"a b", "\xff", strings.Repeat("x", 65), "a\n"} {
+		k := &aetherv1.CommandStatus{CommandId: "x", Tag: strings.ToValidUTF8(tag, "\x01")}
+		if c, err := hostile(t, []*aetherv1.CommandStatus{k}, idle); err == nil {
+			t.Errorf("tag %q was taken: %+v", tag, c.Commands()[0].Result())
+		}
+	}
+	for _, ns := range []int64{-1, 0, math.MinInt64, math.MaxInt64} {
+		c, err := hostile(t, []*aetherv1.CommandStatus{{CommandId: "x", Tag: "ok", Terminal: true, StartedNs: ns}}, idle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := c.Commands()[0].Result(); time.Since(r.StartedAt) > time.Hour || time.Until(r.StartedAt) > 0 || r.Tag != "ok" {
+			t.Errorf("%d: %+v", ns, r)
+		}
+	}
+	c, err := hostile(t, nil, func(f *fakeAether, ty wire.Type, stream uint32, _ []byte) {
+		switch ty {
+		case wire.MsgStart:
+			f.post(wire.MsgStarted, stream, &aetherv1.Started{Pid: 1})
+		case wire.MsgCall: // no window is what it was asked for
+			f.post(wire.MsgReply, stream, &aetherv1.Reply{Reply: &aetherv1.Reply_Processes{Processes: &aetherv1.Processes{}}})
+		case wire.MsgKill:
+			f.post(wire.MsgExit, stream, &aetherv1.Exit{ExitCode: 3, NoOutput: true})
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := testContext(t)
+	m, err := c.Start(ctx, "x", terminalOf("true"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Resize(ctx, 1, 1); err != nil {
+		t.Error(err)
+	}
+	if err := m.Kill(ctx, 0); err != nil {
+		t.Error(err)
+	}
+	if err := m.Wait(ctx); err != nil || m.Result().NoOutput {
+		t.Errorf("%v %+v", err, m.Result())
 	}
 }
