@@ -166,10 +166,10 @@ func (m *Command) prepare(cmd sandbox.Command) {
 		req.Cwd = "/"
 	}
 	if cmd.Timeout > 0 {
-		req.TimeoutMs = uint64(max(1, (cmd.Timeout+time.Millisecond-1)/time.Millisecond))
+		req.TimeoutMs = milliseconds(cmd.Timeout)
 	}
 	if cmd.NoOutputTimeout > 0 {
-		req.NoOutputTimeoutMs = uint64(max(1, (cmd.NoOutputTimeout+time.Millisecond-1)/time.Millisecond))
+		req.NoOutputTimeoutMs = milliseconds(cmd.NoOutputTimeout)
 	}
 	req.Tag, m.result.Tag = cmd.Tag, cmd.Tag
 	if cmd.Session != "" {
@@ -195,6 +195,15 @@ func (m *Command) prepare(cmd sandbox.Command) {
 	}
 	m.request = req
 	m.result.Description = describe(cmd)
+}
+
+// milliseconds rounds up, and does not overflow.
+func milliseconds(d time.Duration) uint64 {
+	n := d / time.Millisecond
+	if d%time.Millisecond > 0 {
+		n++
+	}
+	return uint64(max(n, 1))
 }
 
 func orDefault(n, otherwise int) int {

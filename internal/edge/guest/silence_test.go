@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,21 @@ func TestNoOutputTimeout(t *testing.T) {
 		}
 		if !r.NoOutput || !r.TimedOut || r.Signal != 9 || r.Killed || !strings.HasPrefix(out, "out") || !strings.Contains(out+errOut, "err") {
 			t.Errorf("%+v %q %q", r, out, errOut)
+		}
+	}
+}
+
+// The longest times are not short ones.
+func TestTimesWithoutEnd(t *testing.T) {
+	c := newWorld(t).connect()
+	cmd := shell("sleep 0.05; echo out")
+	cmd.Timeout, cmd.NoOutputTimeout = math.MaxInt64, math.MaxInt64
+	if r, out, _ := run(t, c, cmd); r.TimedOut || r.ExitCode != 0 || out != "out\n" {
+		t.Errorf("%+v %q", r, out)
+	}
+	for d, want := range map[time.Duration]uint64{1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, math.MaxInt64: math.MaxInt64/1_000_000 + 1} {
+		if got := milliseconds(d); got != want {
+			t.Errorf("%d ns are %d ms", d, got)
 		}
 	}
 }
