@@ -186,6 +186,9 @@ func awaitReady(ctx context.Context, r *os.File) (readiness, error) {
 	}
 }
 
+// listenConfig has the kernel notice within a minute that a client's host is gone, which an answer in silence would not.
+var listenConfig = net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3}}
+
 // upForeground runs the platform until ctx ends.
 func upForeground(ctx context.Context, c *console, o *upOptions) (err error) {
 	report := readinessTo(o.readyFD)
@@ -209,7 +212,7 @@ func upForeground(ctx context.Context, c *console, o *upOptions) (err error) {
 		return err
 	}
 	tuneDaemon(log)
-	listener, err := net.Listen("tcp", o.listen)
+	listener, err := listenConfig.Listen(ctx, "tcp", o.listen)
 	if err != nil {
 		return sandbox.Errorf(sandbox.FailedPrecondition, "cannot_listen", "cannot listen on %s: %v; choose another with --listen", o.listen, err)
 	}
