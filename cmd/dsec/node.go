@@ -108,7 +108,7 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 	n.edge, err = edge.New(edge.Options{
 		Code: code, Version: version, DataDir: o.edgeDir(), Verifier: grant.NewVerifier(code, key),
 		Drivers: []driver.Driver{n.container}, BlobPath: n.blobPath,
-		Layers: mounts, Uppers: uppers, Networks: n.network, Cgroups: groups, Guests: edge.ConnectAether,
+		Layers: mounts, Uppers: uppers, Networks: n.network, Cgroups: groups, Guests: edge.ConnectAether, Ended: edge.EndedAether,
 		Admission: edge.Admission{MaxSandboxes: int64(o.maxSandboxes)}, Retention: o.keepEnded, Log: log,
 	})
 	return n, err

@@ -55,7 +55,8 @@ type Options struct {
 	Networks Networks
 	Cgroups  Cgroups
 	Guests   ConnectGuest
-	Host     Host // nil = this machine's
+	Ended    EndedGuest // nil = nothing is found
+	Host     Host       // nil = this machine's
 
 	Admission   Admission
 	Retention   time.Duration // of terminal records; 0 = 10 min

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"sync"
 	"time"
@@ -232,6 +233,11 @@ func (e *Edge) finish(in *instance) {
 	reason, journaled, cause := in.life.reason, in.journaled, in.cause
 	in.made.handle = nil
 	in.mu.Unlock()
+	if g, ok := in.snapshot().guest.(keeper); ok {
+		g.Archive() // before its end is recorded: after that, the next edge relies on it
+	} else if !refusedByAdmission(cause) {
+		e.findKept(in)
+	}
 	if journaled {
 		if err := e.record(e.ctx, journal.Record{Op: journal.OpEnded, ID: in.id, Reason: &reason}); err != nil {
 			e.log.Error("end is not recorded", "sandbox_id", in.id, "error", err)
@@ -248,8 +254,25 @@ func (e *Edge) finish(in *instance) {
 	e.watchers.changed(in)
 	in.stop()
 	in.closeInward()
-	if g, ok := in.snapshot().guest.(keeper); ok {
-		e.later(g.Archive)
+}
+
+// findKept gives a sandbox that has ended what an earlier edge kept of it.
+func (e *Edge) findKept(in *instance) {
+	if e.o.Ended == nil {
+		return
+	}
+	g, err := e.o.Ended(GuestOptions{ID: in.id, OutputDir: e.outputDir(in.id), Log: e.log.With("sandbox_id", in.id)})
+	if errors.Is(err, fs.ErrNotExist) {
+		return // it had no commands
+	}
+	if err != nil {
+		e.log.Warn("what is kept of an ended sandbox cannot be read", "sandbox_id", in.id, "error", err)
+		return
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.guest == nil && !in.forgotten {
+		in.guest = g
 	}
 }
 

@@ -17,6 +17,15 @@ func ConnectAether(ctx context.Context, o GuestOptions) (Guest, error) {
 	return guestClient{c}, nil
 }
 
+// EndedAether is the EndedGuest of real sandboxes.
+func EndedAether(o GuestOptions) (Guest, error) {
+	c, err := guest.Ended(o)
+	if err != nil {
+		return nil, err
+	}
+	return guestClient{c}, nil
+}
+
 // guestClient is a guest.Client whose commands are interfaces.
 type guestClient struct{ *guest.Client }
 

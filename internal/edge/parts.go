@@ -61,6 +61,9 @@ type (
 // ConnectGuest waits until aether answers, or ctx ends.
 type ConnectGuest func(ctx context.Context, o GuestOptions) (Guest, error)
 
+// EndedGuest finds what an earlier edge kept of a sandbox that has ended: its commands and their output.
+type EndedGuest func(o GuestOptions) (Guest, error)
+
 // A Guest is the edge's client of one aether. What it says of commands stays readable after Close.
 type Guest interface {
 	GuestFiles

@@ -120,6 +120,7 @@ func (e *Edge) restoreTerminal(in *instance, r journal.Reason) {
 	close(in.gone)
 	in.mu.Unlock()
 	in.stop()
+	e.findKept(in)
 	for _, old := range e.index.ended(in) {
 		e.forget(old)
 	}
@@ -186,8 +187,7 @@ func (e *Edge) sweep(ctx context.Context, keep map[sandbox.ID]bool) error {
 	return errors.Join(errs...)
 }
 
-// sweepOutput removes kept output whose sandbox is not known, or has ended: what its commands were called is not known
-// any more.
+// sweepOutput removes kept output whose sandbox is not known, or has ended without a record of its commands.
 func (e *Edge) sweepOutput() {
 	dir := filepath.Join(e.o.DataDir, "output")
 	entries, err := os.ReadDir(dir)
@@ -196,6 +196,9 @@ func (e *Edge) sweepOutput() {
 		return
 	}
 	keep := e.known()
+	for _, in := range e.index.all() {
+		keep[in.id] = keep[in.id] || in.snapshot().guest != nil
+	}
 	for _, d := range entries {
 		if keep[sandbox.ID(d.Name())] {
 			continue

@@ -305,7 +305,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Archive moves output from memory to files, but for a little. It is for a sandbox that has ended and is still remembered:
+// Archive moves output from memory to files, but for a little, and writes down for the next edge what there is: see Ended. It is for a sandbox that has ended and is still remembered:
 // of these an edge may have ten thousand. Call it after Close.
 func (c *Client) Archive() {
 	c.mu.Lock()
@@ -331,6 +331,7 @@ func (c *Client) Archive() {
 	for _, m := range slices.Backward(spill) {
 		c.spool.archive(m)
 	}
+	c.recordEnded()
 }
 
 // ForgetCommand drops a command that has ended, with its output. One that runs is kept.

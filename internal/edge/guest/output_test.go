@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -268,3 +270,110 @@ type small struct {
 }
 
 func (s *small) Read(p []byte) (int, error) { return s.r.Read(p[:min(len(p), s.n)]) }
+
+// TestEndedSandboxIsFoundByTheNextEdge: its commands with results and output, small and large, to the byte.
+func TestEndedSandboxIsFoundByTheNextEdge(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	c.spool.headCap, c.spool.tailCap = 1<<20, 1<<20
+	cases := map[string]sandbox.Command{
+		"small": shell("printf 'a\\r\\n\\n\\377b'; echo err >&2; exit 3"),
+		"large": shell("seq 100000"),
+		"huge":  shell("seq 1000000"),
+		"runs":  shell("echo begun; sleep 1000"),
+	}
+	want := map[string][3]string{}
+	for id, cmd := range cases {
+		m, err := c.Start(testContext(t), id, cmd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id == "runs" {
+			r := follow(t, m, 1)
+			_, err = r.Read(make([]byte, 100))
+			r.Close()
+			if kerr := m.Kill(testContext(t), 0); kerr != nil {
+				t.Fatal(kerr)
+			}
+		}
+		if err = errors.Join(err, m.Wait(testContext(t))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Close()
+	c.Archive()
+	for id := range cases {
+		m, _ := c.Command(id)
+		want[id] = keptOf(t, m)
+	}
+	o := w.options()
+	again, err := Ended(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.spool.tailCap = 1 << 20
+	if n := len(again.Commands()); n != len(cases) {
+		t.Errorf("%d commands", n)
+	}
+	for id := range cases {
+		m, ok := again.Command(id)
+		if !ok {
+			t.Errorf("%s is not known", id)
+			continue
+		}
+		if got := keptOf(t, m); got != want[id] {
+			t.Errorf("%s: %.200q, wanted %.200q", id, got, want[id])
+		}
+	}
+	again.Forget()
+	if entries, err := os.ReadDir(o.OutputDir); err != nil || len(entries) != 1 { // the record; the directory is somebody else's to remove
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
+// keptOf is all that is known of a command.
+func keptOf(t *testing.T, m *Command) (all [3]string) {
+	t.Helper()
+	r := m.Result()
+	r.StartedAt, r.EndedAt = r.StartedAt.Round(0).UTC(), r.EndedAt.Round(0).UTC()
+	all[2] = fmt.Sprintf("%+v", r)
+	for i, size := range []StreamSize{r.Stdout, r.Stderr} {
+		for _, q := range []OutputQuery{{}, {Offset: size.Size - size.Tail}} {
+			o, err := m.Output(i+1, q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := io.ReadAll(o)
+			if err != nil && sandbox.ReasonOf(err) != "output_dropped" {
+				t.Fatal(err)
+			}
+			all[i] += string(b)
+			o.Close()
+		}
+	}
+	return all
+}
+
+func FuzzEnded(f *testing.F) {
+	f.Add([]byte(`[{"ID":"a","Streams":[{"Size":3,"Memory":"YWJj"},{"Size":9,"InFile":true,"Frozen":true,"HeadEnd":3,"RingAt":5,"Tail":5,"Charged":1}]}]`))
+	f.Add([]byte(`[{"ID":"a","Streams":[{"Size":-3},{"Size":9,"InFile":true,"HeadEnd":-3}]}]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, endedName), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Ended(Options{OutputDir: dir})
+		if err != nil {
+			return
+		}
+		for _, m := range c.Commands() {
+			for _, lines := range []*int64{nil, number(3)} {
+				if r, err := m.Output(1, OutputQuery{TailLines: lines}); err == nil {
+					_, _ = io.Copy(io.Discard, io.LimitReader(r, 1<<20))
+					r.Close()
+				}
+			}
+		}
+		c.Forget()
+	})
+}
