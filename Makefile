@@ -40,6 +40,10 @@ generate: ## regenerate committed code: contracts, sync client, package lists
 	api/generate.sh
 	$(PYTHON) sdk/python/scripts/unasync.py
 
+.PHONY: dist
+dist: venv ## wheel and sdist of libdsec into dist/
+	$(VENV)/bin/python -m build --no-isolation --outdir dist sdk/python
+
 # ---- the platform on this machine ------------------------------------------------------------------------------------
 
 .PHONY: quickstart stop
