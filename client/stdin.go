@@ -3,6 +3,8 @@ package client
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -12,7 +14,7 @@ import (
 const StdinChunk = 256 << 10
 
 // A Stdin writes a command's input. Each piece carries its offset, so that it may be sent twice and arrives once. One goroutine
-// writes.
+// writes. Of two that write the same input at once, one may lose a piece to the other, and goes on behind it.
 type Stdin struct {
 	ctx    context.Context // of the writes: an io.Writer has no other way to get one
 	k      *Command
@@ -50,15 +52,29 @@ func (w *Stdin) send(p []byte, closing bool) error {
 		q.Set("close", "1")
 	}
 	c := w.k.sb.c
-	_, err := call(w.ctx, c, func(ctx context.Context) (struct{}, error) {
+	taken, err := call(w.ctx, c, func(ctx context.Context) (int64, error) {
 		res, err := c.request(ctx, http.MethodPut, w.k.path("stdin"), q, bytes.NewReader(p))
 		if err != nil {
-			return struct{}{}, err
+			return 0, err
 		}
-		return struct{}{}, drain(res)
+		return takenInput(res)
 	})
 	if err == nil {
-		w.offset += int64(len(p))
+		// More is taken where somebody else writes, too: two at one terminal. What comes next goes behind theirs.
+		w.offset = max(w.offset+int64(len(p)), taken)
 	}
 	return err
+}
+
+// takenInput is how much input a command has been given, by the platform's answer; 0 if it does not say.
+func takenInput(res *http.Response) (int64, error) {
+	defer res.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
+	var answer struct {
+		Offset int64 `json:"offset"`
+	}
+	if json.Unmarshal(raw, &answer) != nil {
+		answer.Offset = 0
+	}
+	return answer.Offset, err
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from platform_under_test import IMAGE, Platform
+from terminal_under_test import Terminal
 
 from libdsec import DSecContainerRunArgs, Sandbox
 
@@ -37,3 +38,16 @@ def new_sandbox(platform: Platform, args: DSecContainerRunArgs) -> Callable[...,
             yield sandbox
 
     return make
+
+
+@pytest.fixture
+def terminal(platform: Platform) -> Iterator[Callable[..., Terminal]]:
+    made: list[Terminal] = []
+
+    def run(*args: str, on: Platform = platform, size: tuple[int, int] = (0, 0)) -> Terminal:
+        made.append(Terminal(on, *args, size=size))
+        return made[-1]
+
+    yield run
+    for t in made:
+        t.close()

@@ -2,88 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 
-import pytest
-from platform_under_test import BIN, IMAGE, ROOT, Platform, wait_for
-
-
-class Terminal:
-    """A shell's foreground job on a terminal of its own: its input is typed, its output is what the screen gets."""
-
-    def __init__(self, platform: Platform, *args: str) -> None:
-        self.screen = b""
-        pid, self.fd = pty.fork()
-        if pid == 0:  # nothing but exec here: the test's threads are not in this process
-            os.execve(BIN / "dsec", ["dsec", *args], {**platform.env, "TERM": "xterm"})
-        self.pid = pid
-        self.status: int | None = None
-        wait_for("dsec runs", lambda: not self.is_python())
-
-    def is_python(self) -> bool:
-        """Whether it is still the fork of ours, in which an interrupt is lost."""
-        try:
-            return os.path.samefile(f"/proc/{self.pid}/exe", "/proc/self/exe")
-        except FileNotFoundError:  # it has ended already
-            return False
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.fd, keys)
-
-    def read(self, seconds: float) -> bool:
-        """Takes what there is, waiting for it. False at the end."""
-        if not select.select([self.fd], [], [], seconds)[0]:
-            return True
-        try:
-            new = os.read(self.fd, 65536)
-        except OSError:  # the last process has closed the terminal
-            return False
-        self.screen += new
-        return bool(new)
-
-    def expect(self, text: bytes, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.screen:
-            assert time.monotonic() < deadline, f"no {text!r} on the screen: {self.screen!r}"
-            assert self.read(0.1) or text in self.screen, f"it ended without {text!r}: {self.screen!r}"
-
-    def end(self, seconds: float = 60) -> int:
-        """Waits for its end; the exit code."""
-        deadline = time.monotonic() + seconds
-        while self.read(0.1):
-            assert time.monotonic() < deadline, f"it does not end: {self.screen!r}"
-        return self.reap()
-
-    def reap(self) -> int:
-        if self.status is None:
-            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.status
-
-    def close(self) -> None:
-        if self.status is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, 9)
-            self.reap()
-        os.close(self.fd)
-
-
-@pytest.fixture
-def terminal(platform: Platform) -> Iterator[object]:
-    made: list[Terminal] = []
-
-    def run(*args: str) -> Terminal:
-        made.append(Terminal(platform, *args))
-        return made[-1]
-
-    yield run
-    for t in made:
-        t.close()
+from platform_under_test import IMAGE, ROOT, Platform, wait_for
 
 
 def listed(platform: Platform, label: str) -> list[str]:
