@@ -252,49 +252,6 @@ func (f *Files) put(ctx context.Context, what string, q url.Values, body io.Read
 	return src.n.Load(), err
 }
 
-// ReadArchive is a tar archive of a file, or of a directory and all below it. It is of one moment's walk and cannot be
-// resumed: a lost connection is an error of the reads. The caller closes it.
-func (f *Files) ReadArchive(ctx context.Context, path string) (io.ReadCloser, error) {
-	c := f.sb.c
-	res, err := call(ctx, c, func(ctx context.Context) (*http.Response, error) {
-		return c.request(ctx, http.MethodGet, sandboxPath(f.sb.ID)+"/archive", f.query(path), nil)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &archiveBody{ctx, c, res.Body}, nil
-}
-
-// An archiveBody explains the failures of its reads.
-type archiveBody struct {
-	ctx context.Context
-	c   *Client
-	io.ReadCloser
-}
-
-func (b *archiveBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
-		err = b.c.explain(b.ctx, err)
-	}
-	return n, err
-}
-
-// WriteArchive unpacks a tar archive below a directory. It is sent once: what an attempt has unpacked before it failed stays.
-func (f *Files) WriteArchive(ctx context.Context, path string, tar io.Reader, o ArchiveOptions) (int64, error) {
-	q := f.query(path)
-	for name, value := range o.Query {
-		q[name] = value
-	}
-	return f.put(ctx, "/archive", q, tar, -1, http.Header{"Content-Type": {"application/x-tar"}}, o.Progress)
-}
-
-// ArchiveOptions say how an archive is unpacked.
-type ArchiveOptions struct {
-	Query    url.Values
-	Progress func(sent int64)
-}
-
 // List gives what is in a directory, in no order, with paths relative to it; depth 1 = its own entries, -1 = all below. An error ends it: a listing
 // is never silently short.
 func (f *Files) List(ctx context.Context, path string, depth int) iter.Seq2[*dsecv1.FileInfo, error] {

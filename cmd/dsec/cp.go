@@ -2,13 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path"
-	"path/filepath"
 	"strings"
 
 	"dsec/client"
@@ -16,21 +9,28 @@ import (
 
 var cpCommand = command{
 	name: "cp", group: groupInside, args: "SANDBOX:PATH LOCAL|-   or   LOCAL|- SANDBOX:PATH",
-	summary: "copy one file out of or into a sandbox",
-	details: `The target appears whole or not at all. - is our standard input or output. A local name with a colon is written ./a:b.
-A PATH that ends with / is a directory, in which the file keeps its name. Mode bits are kept, owners are not.
+	summary: "copy files and directories out of or into a sandbox",
+	details: `As docker's: a target that is a directory is copied into; one that does not exist becomes what is copied; of DIR/. the content alone is
+copied. - is a tar archive: on our standard output, or from our standard input, to be unpacked in the directory PATH. A local name
+with a colon is written ./a:b.
+
+A file appears whole or not at all. Modes, times, links and holes are kept; owners are not, unless -a is given: here what is copied
+is ours, inside it is root's, or that of --user. Links are copied as links, unless -L is given. What comes out of a sandbox cannot leave the
+target, whatever it is, and gets no set-user-id bits; devices, sockets and pipes are left out.
 
   dsec cp s4k2:/etc/os-release .
-  dsec cp -u nobody --parents patch.diff s4k2:/tmp/new/patch.diff
-  tar c src | dsec cp - s4k2:/tmp/src.tar`,
+  dsec cp ./src s4k2:/srv
+  dsec cp s4k2:/srv/out/. ./out
+  dsec cp s4k2:/srv - | tar t
+  tar c src | dsec cp --parents - s4k2:/srv/new`,
 	setup: setupCp,
 }
 
 type cpOptions struct {
-	user    string
-	parents bool
-	asJSON  bool
-	context *string
+	user                     string
+	parents, archive, follow bool
+	quiet, asJSON            bool
+	context                  *string
 }
 
 // copied is what `dsec cp --json` prints.
@@ -42,9 +42,15 @@ type copied struct {
 
 func setupCp(f *flagSet) action {
 	o := &cpOptions{context: contextFlag(f)}
-	f.StringVar(&o.user, "user", "", "`USER` with whose rights the sandbox's file is read or written")
+	f.StringVar(&o.user, "user", "", "`USER` with whose rights the sandbox's files are read or written")
 	f.letter("u", "user")
 	f.BoolVar(&o.parents, "parents", false, "make missing directories of the target in the sandbox")
+	f.BoolVar(&o.archive, "archive", false, "keep owners, by their numbers; needs root on the side that is written")
+	f.letter("a", "archive")
+	f.BoolVar(&o.follow, "follow-link", false, "of a link as source, copy what it leads to")
+	f.letter("L", "follow-link")
+	f.BoolVar(&o.quiet, "quiet", false, "show no progress")
+	f.letter("q", "quiet")
 	jsonFlag(f, &o.asJSON, jsonHelp+`: {"from","to","bytes"}; not together with - as target`)
 	return o.run
 }
@@ -55,26 +61,35 @@ func (o *cpOptions) run(ctx context.Context, c *console, args []string) error {
 	}
 	fromRef, fromPath, out := splitRemote(args[0])
 	toRef, toPath, in := splitRemote(args[1])
-	if out == in {
+	switch {
+	case out == in:
 		return usagef("exactly one of source and target must be SANDBOX:PATH")
-	}
-	if out && args[1] == "-" && o.asJSON {
+	case fromPath+toPath == "":
+		return usagef("the path in the sandbox is empty")
+	case out && args[1] == "-" && o.asJSON:
 		return usagef("--json and - both want standard output")
+	case !out && args[0] == "", !in && args[1] == "":
+		return usagef("the local path is empty")
 	}
 	sb, err := c.dialSandbox(ctx, *o.context, fromRef+toRef)
 	if err != nil {
 		return err
 	}
-	var n int64
-	if out {
-		n, err = o.download(ctx, c, &remoteFile{sb.Files(o.user), fromPath}, args[1])
-	} else {
-		n, err = o.upload(ctx, c, args[0], &remoteFile{sb.Files(o.user), toPath})
+	t := &transfer{cpOptions: o, console: c, files: sb.Files(o.user)}
+	t.bar = newProgress(c.stderr, -1)
+	if o.quiet || o.asJSON {
+		t.bar = newProgress(nil, -1)
 	}
+	if out {
+		err = t.download(ctx, fromPath, args[1])
+	} else {
+		err = t.upload(ctx, args[0], toPath)
+	}
+	t.bar.done()
 	if err != nil || !o.asJSON {
 		return err
 	}
-	return c.printJSON(copied{args[0], args[1], n})
+	return c.printJSON(copied{args[0], args[1], t.bytes})
 }
 
 // splitRemote takes SANDBOX:PATH apart. Local names have no colon, or a slash before it.
@@ -86,103 +101,11 @@ func splitRemote(s string) (ref, path string, ok bool) {
 	return ref, path, true
 }
 
-// A remoteFile is a file in a sandbox.
-type remoteFile struct {
+// A transfer is one copy.
+type transfer struct {
+	*cpOptions
+	*console
 	files *client.Files
-	path  string
-}
-
-// fetch copies the file's content, and tells its mode.
-func (r *remoteFile) fetch(ctx context.Context, to io.Writer) (int64, fs.FileMode, error) {
-	f, err := r.files.Read(ctx, r.path, client.ReadOptions{})
-	if err != nil {
-		return 0, 0, err
-	}
-	defer f.Close()
-	n, err := io.Copy(to, f)
-	return n, f.Mode, err
-}
-
-// download copies a file to a local name.
-func (o *cpOptions) download(ctx context.Context, c *console, from *remoteFile, to string) (int64, error) {
-	if to == "-" {
-		n, _, err := from.fetch(ctx, c.stdout)
-		return n, err
-	}
-	info, err := os.Stat(to)
-	switch {
-	case err == nil && info.IsDir(), strings.HasSuffix(to, "/"):
-		base := path.Base(path.Clean("/" + from.path))
-		if base == "/" {
-			return 0, usagef("%q has no file name", from.path)
-		}
-		to = filepath.Join(to, base)
-	case err == nil && !info.Mode().IsRegular(): // a device or pipe is written, not replaced
-		f, err := os.OpenFile(to, os.O_WRONLY, 0)
-		if err != nil {
-			return 0, err
-		}
-		n, _, err := from.fetch(ctx, f)
-		return n, errors.Join(err, f.Close())
-	}
-	if real, err := filepath.EvalSymlinks(to); err == nil {
-		to = real
-	}
-	return downloadFile(ctx, from, to)
-}
-
-// downloadFile writes beside the target and renames.
-func downloadFile(ctx context.Context, from *remoteFile, to string) (n int64, err error) {
-	f, err := os.CreateTemp(filepath.Dir(to), ".dsec-cp-*")
-	if err != nil {
-		return 0, fmt.Errorf("making the target: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	n, mode, err := from.fetch(ctx, f)
-	if err != nil {
-		return n, err
-	}
-	if err := f.Chmod(mode.Perm()); err != nil {
-		return n, fmt.Errorf("setting the target's mode: %w", err)
-	}
-	if err := f.Close(); err != nil {
-		return n, fmt.Errorf("writing the target: %w", err)
-	}
-	return n, os.Rename(f.Name(), to)
-}
-
-// upload copies a local file, or standard input, into a sandbox.
-func (o *cpOptions) upload(ctx context.Context, c *console, from string, to *remoteFile) (int64, error) {
-	if strings.HasSuffix(to.path, "/") {
-		if from == "-" {
-			return 0, usagef("standard input has no name that it could have in %s", to.path)
-		}
-		to.path += filepath.Base(from)
-	}
-	how := client.WriteOptions{Parents: o.parents, Mode: 0o644}
-	if from == "-" {
-		return to.files.WriteStream(ctx, to.path, client.Piped(c.stdin), how)
-	}
-	f, err := os.Open(from)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	if info.IsDir() {
-		return 0, usagef("%s is a directory; copy it as an archive: tar c %s | dsec exec -i SANDBOX tar x -C DIR", from, from)
-	}
-	how.Mode = info.Mode().Perm() | fs.ModeIrregular // 0000 is a mode, too
-	if !info.Mode().IsRegular() {
-		return to.files.WriteStream(ctx, to.path, client.Piped(f), how)
-	}
-	return info.Size(), to.files.Write(ctx, to.path, f, info.Size(), how)
+	bar   *progress
+	bytes int64
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +30,8 @@ type fakeInside struct {
 	events    []*dsecv1.WatchFilesResponse
 	watched   []*dsecv1.WatchSandboxesResponse
 	ports     map[string]func(io.ReadWriter)
+	dirs      []string
+	archives  map[string][]byte // by path, and what was put there under "PUT <path>"
 }
 
 // begin finds where output begins that is wanted by tail_lines or since.
@@ -103,6 +106,13 @@ func (f *fakePlatform) StatFiles(_ context.Context, r *connect.Request[dsecv1.St
 	var out dsecv1.StatFilesResponse
 	for _, p := range r.Msg.Paths {
 		res := &dsecv1.StatResult{File: f.inside.stats[p]}
+		if file, ok := f.files[p]; ok && res.File == nil {
+			mode, _ := strconv.ParseUint(file.mode, 8, 32)
+			res.File = &dsecv1.FileInfo{Path: p, Type: dsecv1.FileType_FILE_TYPE_REGULAR, Mode: uint32(mode), Size: int64(len(file.data))}
+		}
+		if clean := path.Clean("/" + p); res.File == nil && (clean == "/" || slices.Contains(f.inside.dirs, clean)) {
+			res.File = &dsecv1.FileInfo{Path: p, Type: dsecv1.FileType_FILE_TYPE_DIRECTORY, Mode: 0o750, ModifiedAt: timestamppb.New(testTime)}
+		}
 		if res.File == nil {
 			res.Failure = &dsecv1.Failure{Code: "not_found", Message: "there is no " + p, Info: &dsecv1.ErrorInfo{Reason: "file_not_found"}}
 		}
@@ -169,6 +179,31 @@ func (f *fakePlatform) CreatePortURL(_ context.Context, r *connect.Request[dsecv
 	return connect.NewResponse(&dsecv1.CreatePortURLResponse{
 		Url: "http://p" + strconv.Itoa(int(r.Msg.Port)) + ".example/?t=" + strconv.Itoa(int(r.Msg.ExpiresSeconds)), ExpiresAt: timestamppb.New(testTime),
 	}), nil
+}
+
+func (f *fakePlatform) serveTree(w http.ResponseWriter, r *http.Request) {
+	data, ok := f.inside.archives[path.Clean(r.FormValue("path"))]
+	if !ok {
+		byteError(w, http.StatusNotFound, sandbox.Errorf(sandbox.NotFound, "file_not_found", "there is no %s", r.FormValue("path")))
+		return
+	}
+	w.Header().Set("Trailer", "Dsec-Archive, Dsec-Error")
+	w.Write(data)
+	w.Header().Set("Dsec-Archive", `{"entries":3,"skipped":2}`)
+	if r.FormValue("path") == "/broken" {
+		w.Header().Set("Dsec-Error", `{"code":"permission_denied","message":"/broken/x cannot be read"}`)
+	}
+}
+
+func (f *fakePlatform) receiveTree(w http.ResponseWriter, r *http.Request) {
+	data, err := io.ReadAll(r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inside.archives["PUT "+r.FormValue("path")] = data
+	io.WriteString(w, `{"entries":3,"bytes":7,"skipped":0}`)
 }
 
 // servePort is a TCP port inside: what serves it gets the connection.

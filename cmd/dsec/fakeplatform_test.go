@@ -113,6 +113,9 @@ func newFakePlatform(t *testing.T) *fakePlatform {
 	mux.HandleFunc("GET /v1/sandboxes/{id}/files", f.serveFile)
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/files", f.receiveFile)
 	mux.HandleFunc("POST /v1/environments/{kind}/{name...}", f.receiveArchive)
+	f.inside.archives, f.inside.dirs = make(map[string][]byte), []string{"/tmp", "/new/dir"}
+	mux.HandleFunc("GET /v1/sandboxes/{id}/archive", f.serveTree)
+	mux.HandleFunc("PUT /v1/sandboxes/{id}/archive", f.receiveTree)
 	mux.HandleFunc("GET /v1/sandboxes/{id}/ports/{port}/tcp", f.servePort)
 	f.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()

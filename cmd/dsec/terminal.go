@@ -136,7 +136,7 @@ func (v *terminalView) sit(ctx context.Context, side *errgroup.Group, end contex
 
 // feed passes on what is typed.
 func (v *terminalView) feed(ctx context.Context, k *keyboard) error {
-	in := v.command.Stdin(ctx, v.typed)
+	in := v.command.Stdin(ctx, v.typed).Shared()
 	for {
 		p, end := k.take(ctx, client.StdinChunk)
 		if len(p) > 0 {

@@ -130,6 +130,7 @@ func TestShell(t *testing.T) {
 	}
 	// Without a terminal it is like ssh: the input is a script.
 	h.c.screen, h.stdin = nil, strings.NewReader("ls\nexit 4\n")
+	h.stdout.b.Reset()
 	h.want(recv(t, h.start("shell", sb.Id)), "typed \"ls\"\r\n", "", 4)
 	if c := h.f.execs[1]; c.Terminal != nil || !c.StdinFollows {
 		t.Fatalf("%v", c)

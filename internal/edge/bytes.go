@@ -227,8 +227,16 @@ func (e *Edge) putStdin(w http.ResponseWriter, r *http.Request, in *instance) er
 	if err != nil {
 		return err
 	}
+	exact, err := queryBool(r, "exact")
+	if err != nil {
+		return err
+	}
+	write := c.WriteStdin
+	if exact {
+		write = c.WriteStdinExactly
+	}
 	stop := untilEnd(r.Context(), http.NewResponseController(w), c)
-	at, err := c.WriteStdin(r.Context(), offset, r.Body, end)
+	at, err := write(r.Context(), offset, r.Body, end)
 	stop()
 	if err != nil {
 		return err

@@ -391,6 +391,16 @@ func (c *fakeCommand) WriteStdin(_ context.Context, offset int64, r io.Reader, e
 	return offset + int64(len(b)), nil
 }
 
+func (c *fakeCommand) WriteStdinExactly(ctx context.Context, offset int64, r io.Reader, end bool) (int64, error) {
+	c.mu.Lock()
+	at := int64(len(c.in))
+	c.mu.Unlock()
+	if offset != at {
+		return 0, sandbox.Errorf(sandbox.FailedPrecondition, "stdin_moved", "more has arrived").WithFact("offset", strconv.FormatInt(at, 10))
+	}
+	return c.WriteStdin(ctx, offset, r, end)
+}
+
 func (c *fakeCommand) Output(stream int, q OutputQuery) (OutputReader, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -113,6 +113,8 @@ type GuestCommand interface {
 	// Head is at most limit bytes from the stream's start.
 	Head(stream, limit int) []byte
 	WriteStdin(ctx context.Context, offset int64, r io.Reader, close bool) (int64, error)
+	// WriteStdinExactly skips nothing: if more has arrived, it fails with reason "stdin_moved".
+	WriteStdinExactly(ctx context.Context, offset int64, r io.Reader, close bool) (int64, error)
 	Kill(ctx context.Context, signal int) error
 	SetOOM(killed bool)
 	// Known waits until the result says how much input has arrived.

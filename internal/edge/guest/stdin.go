@@ -122,6 +122,16 @@ const inputRoom = wire.Window
 // after r. It fails with reason stdin_broken if the command reads no more, stdin_gap if offset is beyond what has arrived
 // (fact "offset"), and no_stdin if the command was started without.
 func (m *Command) WriteStdin(ctx context.Context, offset int64, r io.Reader, close bool) (int64, error) {
+	return m.writeStdin(ctx, offset, false, r, close)
+}
+
+// WriteStdinExactly is WriteStdin that skips nothing: if more than offset has arrived, it is somebody else's, and none of r is
+// taken (reason stdin_moved, fact "offset").
+func (m *Command) WriteStdinExactly(ctx context.Context, offset int64, r io.Reader, close bool) (int64, error) {
+	return m.writeStdin(ctx, offset, true, r, close)
+}
+
+func (m *Command) writeStdin(ctx context.Context, offset int64, exact bool, r io.Reader, close bool) (int64, error) {
 	select {
 	case m.stdinTurn <- struct{}{}:
 		defer func() { <-m.stdinTurn }()
@@ -135,6 +145,11 @@ func (m *Command) WriteStdin(ctx context.Context, offset int64, r io.Reader, clo
 	in, skip, err := m.stdinAt(offset)
 	if err != nil {
 		return 0, err
+	}
+	if exact && skip > 0 {
+		at := offset + skip
+		return 0, sandbox.Errorf(sandbox.FailedPrecondition, "stdin_moved", "input at offset %d, but %d bytes have arrived", offset, at).
+			WithFact("offset", strconv.FormatInt(at, 10))
 	}
 	if skip > 0 {
 		if _, err := io.CopyN(io.Discard, r, skip); errors.Is(err, io.EOF) {

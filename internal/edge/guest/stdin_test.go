@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -43,6 +44,9 @@ func TestStdinRoundTrip(t *testing.T) {
 	}
 	if _, err := m.WriteStdin(ctx, int64(half)+1, bytes.NewReader(in[half+1:]), false); sandbox.ReasonOf(err) != "stdin_gap" {
 		t.Errorf("a gap: %v", err)
+	}
+	if _, err := m.WriteStdinExactly(ctx, 1000, bytes.NewReader(in[1000:]), false); sandbox.ReasonOf(err) != "stdin_moved" || sandbox.AsError(err).Facts["offset"] != strconv.Itoa(half) {
+		t.Fatalf("input at an offset that has passed: %v", err)
 	}
 	if n, err := m.WriteStdin(ctx, 1000, bytes.NewReader(in[1000:]), true); err != nil || n != int64(len(in)) {
 		t.Fatalf("all from an earlier offset: %d, %v", n, err)
