@@ -69,12 +69,12 @@ func (t *readTransfer) cancel() {
 func (t *readTransfer) run() *failure {
 	f, err := openForRead(t.s.srv.accts, t.req)
 	if err != nil {
-		return asFailure("open "+clip(t.req.Path, 256), err)
+		return asFailure("open "+clip(string(t.req.Path), 256), err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return asFailure("read "+clip(t.req.Path, 256), err)
+		return asFailure("read "+clip(string(t.req.Path), 256), err)
 	}
 	st := info.Sys().(*syscall.Stat_t)
 	size := uint64(info.Size())
@@ -86,7 +86,7 @@ func (t *readTransfer) run() *failure {
 		Size: size, Mode: st.Mode & 0o7777, MtimeNs: info.ModTime().UnixNano(), Uid: st.Uid, Gid: st.Gid, Length: length,
 	})
 	if err := t.copy(f, t.req.Offset, length); err != nil && !errors.Is(err, errCanceled) {
-		return asFailure("read "+clip(t.req.Path, 256), err)
+		return asFailure("read "+clip(string(t.req.Path), 256), err)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func (t *readTransfer) fill(b []byte, limit int) ([]byte, uint64, wire.Flags, bo
 // openForRead opens a regular file with the user's rights. What is no such file is not even opened. O_NONBLOCK keeps the
 // open from waiting for who has a lease on it.
 func openForRead(accts *accounts, req *aetherv1.ReadFile) (*os.File, error) {
-	p, err := checkPath(req.Path)
+	p, err := checkPath(string(req.Path))
 	if err != nil {
 		return nil, err
 	}

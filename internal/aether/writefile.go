@@ -87,7 +87,7 @@ func (t *writeTransfer) run() *failure {
 		return nil
 	}
 	if err != nil {
-		return asDiskFailure("write "+clip(t.req.Path, 256), err, t.req.Path)
+		return asDiskFailure("write "+clip(string(t.req.Path), 256), err, string(t.req.Path))
 	}
 	t.s.post(wire.MsgWriteDone, t.stream, &aetherv1.WriteDone{Size: size, Sha256: sum})
 	return nil
@@ -188,7 +188,7 @@ type newFile struct {
 
 // prepare opens the temporary file with the user's rights.
 func prepare(req *aetherv1.WriteFile, acc account) (*newFile, error) {
-	p, err := checkPath(req.Path)
+	p, err := checkPath(string(req.Path))
 	if err != nil {
 		return nil, err
 	}

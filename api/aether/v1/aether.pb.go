@@ -952,7 +952,7 @@ func (x *Error) GetErrno() int32 {
 
 type ReadFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // absolute, or relative to cwd "/"
+	Path          []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // absolute, or relative to cwd "/"; names need not be UTF-8
 	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	Length        uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"` // 0 = to the end
 	User          string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`      // with whose rights; "" = root
@@ -990,11 +990,11 @@ func (*ReadFile) Descriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *ReadFile) GetPath() string {
+func (x *ReadFile) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *ReadFile) GetOffset() uint64 {
@@ -1105,7 +1105,7 @@ func (x *FileInfo) GetLength() uint64 {
 
 type WriteFile struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
-	Path        string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Path        []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	Mode        uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"` // 0 = 0644, or the existing file's
 	User        string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`  // owner of a new file, and with whose rights
 	MakeParents bool                   `protobuf:"varint,4,opt,name=make_parents,json=makeParents,proto3" json:"make_parents,omitempty"`
@@ -1152,11 +1152,11 @@ func (*WriteFile) Descriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{11}
 }
 
-func (x *WriteFile) GetPath() string {
+func (x *WriteFile) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *WriteFile) GetMode() uint32 {
@@ -3558,7 +3558,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
 	"\x05errno\x18\x03 \x01(\x05R\x05errno\"b\n" +
 	"\bReadFile\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
 	"\x06length\x18\x03 \x01(\x04R\x06length\x12\x12\n" +
 	"\x04user\x18\x04 \x01(\tR\x04user\"\x89\x01\n" +
@@ -3570,7 +3570,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x03gid\x18\x05 \x01(\rR\x03gid\x12\x16\n" +
 	"\x06length\x18\x06 \x01(\x04R\x06length\"\x9b\x02\n" +
 	"\tWriteFile\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12!\n" +
 	"\fmake_parents\x18\x04 \x01(\bR\vmakeParents\x12\x12\n" +

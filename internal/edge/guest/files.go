@@ -213,7 +213,7 @@ func (c *Client) ReadFile(ctx context.Context, r FileRead) (FileInfo, io.ReadClo
 	if r.Offset < 0 || r.Length < 0 {
 		return FileInfo{}, nil, sandbox.Errorf(sandbox.InvalidArgument, "invalid_request", "offset and length must not be negative")
 	}
-	f, err := c.request(ctx, wire.MsgReadFile, &aetherv1.ReadFile{Path: r.Path, User: r.User, Offset: uint64(r.Offset), Length: uint64(r.Length)})
+	f, err := c.request(ctx, wire.MsgReadFile, &aetherv1.ReadFile{Path: []byte(r.Path), User: r.User, Offset: uint64(r.Offset), Length: uint64(r.Length)})
 	if err != nil {
 		return FileInfo{}, nil, err
 	}
@@ -278,7 +278,7 @@ func (r *fileReader) Close() error {
 // anything goes wrong, the old file stays. With Append or InPlace it writes to the file itself.
 func (c *Client) WriteFile(ctx context.Context, w FileWrite, r io.Reader) (size int64, sum []byte, err error) {
 	f, err := c.request(ctx, wire.MsgWriteFile, &aetherv1.WriteFile{
-		Path: w.Path, Mode: w.Mode, User: w.User, MakeParents: w.MakeParents, Size: w.Size, Sha256: w.SHA256, Exclusive: w.Exclusive,
+		Path: []byte(w.Path), Mode: w.Mode, User: w.User, MakeParents: w.MakeParents, Size: w.Size, Sha256: w.SHA256, Exclusive: w.Exclusive,
 		Append: w.Append, InPlace: w.InPlace, Offset: uint64(w.Offset), Truncate: w.Truncate,
 	})
 	if err != nil {

@@ -51,6 +51,30 @@ func TestFiles(t *testing.T) {
 	r.Close()
 }
 
+func TestNamesOfFilesAreBytes(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	for _, name := range []string{"bad\xff\xfe", "new\nline", " ", "日本語", "%00"} {
+		p := filepath.Join(w.dir, name)
+		if _, _, err := c.WriteFile(testContext(t), FileWrite{Path: p, User: me(), Size: -1}, strings.NewReader(name)); err != nil {
+			t.Errorf("%q: %v", name, err)
+			continue
+		}
+		_, r, err := c.ReadFile(testContext(t), FileRead{Path: p, User: me()})
+		if err != nil {
+			t.Errorf("%q: %v", name, err)
+			continue
+		}
+		if b, err := io.ReadAll(r); err != nil || string(b) != name {
+			t.Errorf("%q: %q, %v", name, b, err)
+		}
+		r.Close()
+		if _, _, err := c.ReadFile(testContext(t), FileRead{Path: p + "\xff", User: me()}); sandbox.ReasonOf(err) != "file_not_found" {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
 func TestFileErrors(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
