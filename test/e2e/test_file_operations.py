@@ -56,6 +56,8 @@ async def test_names_and_types(new_sandbox: New) -> None:
         found = await listing(s, "/w", -1)
         assert set(found) == {"sub", "fifo", "link", "holes"} | {f"sub/{n}" for n in NAMES}
         assert os.fsencode(found["sub/bad\udcff\udcfe"].path) == b"sub/bad\xff\xfe"
+        await s.write_file(b"/w/sub/bad\xff\xfe", "by bytes")
+        assert await s.read_file("/w/sub/bad\udcff\udcfe") == b"by bytes"
         assert found["fifo"].type is FileType.FIFO and found["link"].link_target == "to\n" and found["link"].is_symlink
         assert found["holes"].size == 5 << 30 and found["holes"].allocated_bytes < 1 << 20
         assert found["sub/a b"].mode == 0o644 and found["sub/a b"].uid == 0 and found["sub/a b"].name == "a b"
