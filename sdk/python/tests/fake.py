@@ -140,6 +140,7 @@ class Box:
     key: str
     state: str = "STATE_READY"
     commands: dict[str, Process] = field(default_factory=dict)
+    sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def message(self) -> dict[str, Any]:
         return {
@@ -461,6 +462,8 @@ class Platform:
         process = box.commands.get(m["commandId"])
         if process is None:
             command = m["command"]
+            if command.get("session", "") not in {"", *box.sessions}:
+                raise not_found("session")
             argv = command.get("argv") or (["bash", "-c", command["shell"]] if "shell" in command else ["sh"])
             process = box.commands[m["commandId"]] = Process(m["commandId"], command)
             await self._spawn(process, argv, command)
@@ -558,6 +561,19 @@ class Platform:
             if m.get("tag", "") in ("", p.command.get("tag")) and not (m.get("running") and p.done.is_set())
         ]
         return {"commands": [{**(await self._wait(p, 0))["result"], "description": "…"} for p in commands]}
+
+    async def rpc_CreateSession(self, m: dict[str, Any]) -> dict[str, Any]:
+        box = self._box(m["sandboxId"])
+        session = box.sessions.setdefault(m["name"], {"name": m["name"], "shell": "bash", "asked": m})
+        return {"session": session}
+
+    async def rpc_ListSessions(self, m: dict[str, Any]) -> dict[str, Any]:
+        return {"sessions": list(self._box(m["sandboxId"]).sessions.values())}
+
+    async def rpc_DeleteSession(self, m: dict[str, Any]) -> dict[str, Any]:
+        if self._box(m["sandboxId"]).sessions.pop(m["name"], None) is None:
+            raise not_found("session")
+        return {}
 
     async def rpc_ResizeTerminal(self, m: dict[str, Any]) -> dict[str, Any]:
         process = self._command(self._box(m["sandboxId"]), m["commandId"])

@@ -2,6 +2,6 @@
 
 from libdsec._sync.api import Api
 from libdsec._sync.http import HttpClient
-from libdsec.sync import Command, DSecClient, FileReader, Sandbox, Terminal
+from libdsec.sync import Command, DSecClient, FileReader, Sandbox, Session, Terminal
 
-__all__ = ["Api", "Command", "DSecClient", "FileReader", "HttpClient", "Sandbox", "Terminal"]
+__all__ = ["Api", "Command", "DSecClient", "FileReader", "HttpClient", "Sandbox", "Session", "Terminal"]

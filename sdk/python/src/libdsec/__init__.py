@@ -23,6 +23,7 @@ from ._async.client import DSecClient, RunResult
 from ._async.command import Command, Stdin
 from ._async.files import FileWatch
 from ._async.sandbox import Sandbox
+from ._async.session import Session
 from ._async.terminal import Terminal
 from ._async.transfer import Content, FileReader
 from ._config import DSecConfig
@@ -44,7 +45,7 @@ from ._errors import (
     UnsupportedError,
 )
 from ._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, FileType
-from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
+from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, SessionInfo, State, SystemInfo
 from ._version import VERSION as __version__
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "DSecContainerRunArgs",
     "RunResult",
     "Sandbox",
+    "Session",
     "Command",
     "Terminal",
     "FileReader",
@@ -75,6 +77,7 @@ __all__ = [
     "Node",
     "Reason",
     "SandboxInfo",
+    "SessionInfo",
     "State",
     "SystemInfo",
     # errors

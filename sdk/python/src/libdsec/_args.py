@@ -18,6 +18,7 @@ MIB = 1 << 20
 MAX_INLINE_STDIN = 64 << 10
 MAX_WINDOW = 65535
 TAG = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+SESSION = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 @dataclass
@@ -160,6 +161,25 @@ def command_message(
         message["noOutputTimeoutSeconds"] = no_output_timeout
     if tag is not None:
         message["tag"] = checked_tag(tag)
+    return message
+
+
+def session_message(name: str | None, cwd: str | None, user: str | None, env: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return the fields of dsec.v1.CreateSessionRequest; raises InvalidArgumentError."""
+    message: dict[str, Any] = {}
+    if name is not None:
+        if not isinstance(name, str) or not SESSION.fullmatch(name):
+            raise invalid(f"a session's name must be letters, digits, _ and -, at most 64, not {name!r}", "invalid_session")
+        message["name"] = name
+    if cwd is not None:
+        optional_text("cwd", cwd)
+        message["cwd"] = cwd
+    if user is not None:
+        optional_text("user", user)
+        message["user"] = user
+    if env:
+        string_map("env", env)
+        message["env"] = dict(env)
     return message
 
 

@@ -165,6 +165,7 @@ class CommandResult:
         stdout_truncated, stderr_truncated: the command wrote more than the platform keeps; the middle was dropped.
         description: what ran, shortened; only in lists.
         tag: as it was given.
+        session: the session in which it ran, or ``""``.
         terminal: it has a terminal: all output is ``stdout``.
         stdin_size: bytes of input that the platform has taken.
     """
@@ -186,6 +187,7 @@ class CommandResult:
     stderr_truncated: bool = False
     description: str = ""
     tag: str = ""
+    session: str = ""
     terminal: bool = False
     no_output: bool = False
     stdin_size: int = 0
@@ -286,6 +288,7 @@ def command_result(message: Message) -> tuple[CommandResult, Output, Output]:
         stderr_truncated=stderr.tail_size > 0,
         description=text(message, "description"),
         tag=text(message, "tag"),
+        session=text(message, "session"),
         terminal=get("terminal") is True,
         no_output=get("noOutput") is True,
         stdin_size=number(message, "stdinSize"),
@@ -293,6 +296,45 @@ def command_result(message: Message) -> tuple[CommandResult, Output, Output]:
         _ended=text(message, "endedAt"),
     )
     return result, stdout, stderr
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """A session as it was seen.
+
+    Attributes:
+        name: names it in its sandbox.
+        shell: ``"bash"``, or ``"sh"`` where there is no bash.
+        ended: its shell has ended.
+        exit_code, signal: how it ended; 0 while it lives.
+        reason: why it ended: ``"exited"``, ``"killed"``, ``"timeout"`` (a command could not be interrupted), ``"oom"``, ``"broken"``
+            (the shell closed the descriptors by which it is driven); ``""`` while it lives.
+        running_command: the command's id, or ``""``.
+        waiting_commands: how many wait behind it.
+    """
+
+    name: str
+    shell: str
+    ended: bool
+    exit_code: int
+    signal: int
+    reason: str
+    running_command: str
+    waiting_commands: int
+
+
+def session_info(message: Message) -> SessionInfo:
+    """Read dsec.v1.Session."""
+    return SessionInfo(
+        name=text(message, "name"),
+        shell=text(message, "shell"),
+        ended=message.get("ended") is True,
+        exit_code=number(message, "exitCode"),
+        signal=number(message, "signal"),
+        reason=text(message, "reason"),
+        running_command=text(message, "runningCommand"),
+        waiting_commands=number(message, "waitingCommands"),
+    )
 
 
 @dataclass(frozen=True)

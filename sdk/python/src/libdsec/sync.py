@@ -29,11 +29,12 @@ from ._errors import (
     UnsupportedError,
 )
 from ._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, FileType
-from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, State, SystemInfo
+from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, SessionInfo, State, SystemInfo
 from ._sync.client import DSecClient, RunResult
 from ._sync.command import Command, Stdin
 from ._sync.files import FileWatch
 from ._sync.sandbox import Sandbox
+from ._sync.session import Session
 from ._sync.terminal import Terminal
 from ._sync.transfer import Content, FileReader
 from ._version import VERSION as __version__
@@ -45,6 +46,7 @@ __all__ = [
     "DSecContainerRunArgs",
     "RunResult",
     "Sandbox",
+    "Session",
     "Command",
     "Terminal",
     "FileReader",
@@ -66,6 +68,7 @@ __all__ = [
     "Node",
     "Reason",
     "SandboxInfo",
+    "SessionInfo",
     "State",
     "SystemInfo",
     # errors

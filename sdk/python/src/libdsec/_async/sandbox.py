@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import _aio as net
-from .._args import checked_tag, command_message, invalid, optional_text, window
+from .._args import checked_tag, command_message, invalid, optional_text, session_message, window
 from .._errors import DSecError, NotFoundError
 from .._files import permissions
-from .._models import ArchiveResult, CommandResult, SandboxInfo, State, command_result, items, number, sub
+from .._models import ArchiveResult, CommandResult, SandboxInfo, SessionInfo, State, command_result, items, number, sub
 from .._tar import pack_contents
 from . import command as commands
 from .command import Command, Stdin, input_of
 from .files import FileOperations
+from .session import Session, create_session, list_sessions
 from .terminal import Terminal
 from .transfer import Content, FileReader, open_file, quoted, upload
 from .tree import Download, Files, contents_of, get_archive, local_file, local_tree, put_archive, raw_path, read_files
@@ -235,6 +236,31 @@ class Sandbox(FileOperations):
             message["terminal"]["term"] = term
         return Terminal(self._api, self.id, *await self._start(command_id, message))
 
+    async def session(
+        self,
+        name: str | None = None,
+        *,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Session:
+        """Create a session, or find the one of this name that lives: a shell that keeps its state between commands.
+
+        Args:
+            name: ``[a-zA-Z0-9_-]{1,64}``. None: a fresh one. One that has ended is replaced.
+            cwd, user, env: what a new one begins with. None: the sandbox's.
+
+        Raises:
+            ResourceExhaustedError: there are 64 (``sandbox_resources``).
+        """
+        return await create_session(
+            self._api, self.id, session_message(commands.new_id() if name is None else name, cwd, user, env)
+        )
+
+    async def list_sessions(self) -> list[SessionInfo]:
+        """Return the sessions, and the last 16 that have ended and were not closed."""
+        return await list_sessions(self._api, self.id)
+
     def command(self, command_id: str) -> Command:
         """Return a handle on a command that was started before, perhaps by somebody else. Makes no request."""
         return Command(self._api, self.id, command_id)
@@ -266,16 +292,21 @@ class Sandbox(FileOperations):
         kind = Terminal if state.terminal else Command
         return kind(self._api, self.id, state.command_id, state.stdin_size)
 
-    async def list_commands(self, *, tag: str | None = None, running: bool = False) -> list[CommandResult]:
+    async def list_commands(
+        self, *, tag: str | None = None, session: str | None = None, running: bool = False
+    ) -> list[CommandResult]:
         """Return the commands that the platform remembers, newest first, without their output.
 
         Args:
             tag: only those that have it.
+            session: only those of this session.
             running: only those that run.
         """
         request: dict[str, Any] = {"sandboxId": self.id}
         if tag is not None:
             request["tag"] = checked_tag(tag)
+        if session is not None:
+            request.update(session=session_message(session, None, None, None)["name"])
         if running:
             request["running"] = True
         answer = await self._api.call("ListCommands", request)
