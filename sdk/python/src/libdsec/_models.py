@@ -307,8 +307,8 @@ class SessionInfo:
         shell: ``"bash"``, or ``"sh"`` where there is no bash.
         ended: its shell has ended.
         exit_code, signal: how it ended; 0 while it lives.
-        reason: why it ended: ``"exited"``, ``"killed"``, ``"timeout"`` (a command could not be interrupted), ``"oom"``, ``"broken"``
-            (the shell closed the descriptors by which it is driven); ``""`` while it lives.
+        reason: why it ended: ``"exited"``, ``"killed"``, ``"timeout"`` (a command could not be interrupted), ``"oom"``,
+            ``"broken"`` (the shell closed the descriptors by which it is driven); ``""`` while it lives.
         running_command: the command's id, or ``""``.
         waiting_commands: how many wait behind it.
     """

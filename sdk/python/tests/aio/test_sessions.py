@@ -49,7 +49,7 @@ async def test_session(config: DSecConfig, platform: Platform) -> None:
 
 async def test_sessions_are_checked(config: DSecConfig, platform: Platform) -> None:
     client, sandbox = await make(config)
-    for name in ("", "a b", "x" * 65, "a/b", 3):
+    for name in ("", "a b", "x" * 65, "a/b"):
         with pytest.raises(InvalidArgumentError):
             await sandbox.session(name)
     for bad in ({"cwd": 3}, {"user": ""}, {"env": {"A": 1}}):

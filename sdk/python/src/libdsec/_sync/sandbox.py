@@ -254,7 +254,9 @@ class Sandbox(FileOperations):
         Raises:
             ResourceExhaustedError: there are 64 (``sandbox_resources``).
         """
-        return create_session(self._api, self.id, session_message(commands.new_id() if name is None else name, cwd, user, env))
+        return create_session(
+            self._api, self.id, session_message(commands.new_id() if name is None else name, cwd, user, env)
+        )
 
     def list_sessions(self) -> list[SessionInfo]:
         """Return the sessions, and the last 16 that have ended and were not closed."""

@@ -96,9 +96,7 @@ class Session:
             if info.name == self.name:
                 self.info = info
                 return info
-        raise NotFoundError(
-            f"the sandbox has no session {self.name!r}", reason="session_not_found", sandbox_id=self.sandbox_id
-        )
+        raise NotFoundError(f"the sandbox has no session {self.name!r}", reason="session_not_found", sandbox_id=self.sandbox_id)
 
     def close(self) -> None:
         """End the session with all that it has started. To close it twice is no error."""
@@ -119,9 +117,7 @@ class Session:
             if exc_type is None:
                 raise
 
-    def _message(
-        self, script: str, timeout: float | None, no_output_timeout: float | None, tag: str | None
-    ) -> dict[str, Any]:
+    def _message(self, script: str, timeout: float | None, no_output_timeout: float | None, tag: str | None) -> dict[str, Any]:
         message = command_message(
             argv=None,
             shell=script,
