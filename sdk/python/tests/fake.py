@@ -678,7 +678,8 @@ class Platform:
             raise ApiError(400, "data_loss", "the content differs from its digest", "digest_mismatch")
         os.chmod(path + b".tmp", int(request.query.get("mode", "0644"), 8))
         os.rename(path + b".tmp", path)
-        await out.send(200, b"{}")
+        answer = {"size": os.path.getsize(path), "sha256": digest.hexdigest()}
+        await out.send(200, json.dumps(answer).encode())
 
 
 async def _gone(reader: asyncio.StreamReader) -> None:

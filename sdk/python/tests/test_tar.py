@@ -9,6 +9,7 @@ import socket
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,8 @@ def test_tarfile_reads_it(tmp_path: Path) -> None:
 
 
 def test_contents(tmp_path: Path) -> None:
-    base, contents = contents_of({"/a/b/x": "text", b"/a/b/\xff": b"bytes", "/a/b/c/" + LONG: b""}, 0o640)
+    files: dict[Any, str | bytes] = {"/a/b/x": "text", b"/a/b/\xff": b"bytes", "/a/b/c/" + LONG: b""}
+    base, contents = contents_of(files, 0o640)
     assert base == b"/a/b"
     packed = Packed()
     data = b"".join(packed.sent(pack_contents(contents, packed)))
@@ -145,9 +147,18 @@ def test_contents(tmp_path: Path) -> None:
     assert (packed.entries, packed.size, r.size) == (3, len(data), len(data))
     assert contents_of([("/x", b"", 0o755), ("/y/z", "")], 0o600)[0] == b"/"
     assert contents_of([("/x", b"", 0o755), ("/y/z", "")], 0o600)[1] == [(b"x", b"", 0o755), (b"y/z", b"", 0o600)]
-    for bad in ({"relative": b""}, {"/a/../b": b""}, {"/a\0": b""}, {"/dir/": b""}, {"/": b""}, {"/a": 5}, [("/a", b"", -1)]):
+    wrong: tuple[Any, ...] = (
+        {"relative": b""},
+        {"/a/../b": b""},
+        {"/a\0": b""},
+        {"/dir/": b""},
+        {"/": b""},
+        {"/a": 5},
+        [("/a", b"", -1)],
+    )
+    for bad in wrong:
         with pytest.raises(InvalidArgumentError):
-            contents_of(bad, 0o644)  # type: ignore[arg-type]
+            contents_of(bad, 0o644)
 
 
 def entry(e: Entry, content: bytes = b"") -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from libdsec import (
     DataLossError,
     DSecConfig,
     DSecContainerRunArgs,
+    DSecTimeoutError,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
@@ -215,6 +218,28 @@ async def test_damage_on_the_way_is_noticed(config: DSecConfig, platform: Platfo
     platform.fault("/files", Fault(raw=b"HTTP/1.1 200 OK\r\n\r\nhalf of it, or all?"))
     with pytest.raises(InternalError, match="without a length"):
         await sandbox.read_file("/f")
+    await client.close()
+
+
+async def test_another_file_than_was_sent_is_noticed(config: DSecConfig, platform: Platform, tmp_path: Path) -> None:
+    client, sandbox = await make(config)
+    (tmp_path / "x").write_bytes(b"content")
+    for answer in (b'{"size":7,"sha256":"00"}', b'{"size":0}'):
+        platform.fault("/files", Fault(raw=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer))
+        with pytest.raises(DataLossError, match="not what was sent"):
+            await sandbox.write_file("/f", tmp_path / "x")
+    await client.close()
+
+
+async def test_many_files_that_hang_are_given_up(config: DSecConfig) -> None:
+    client, sandbox = await make(config)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and reads nothing
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        hung = DSecClient(config=replace(config, url=url, stall_timeout=0.2, retry_seconds=0.5))
+        with pytest.raises(DSecTimeoutError) as caught:
+            await Sandbox(hung, sandbox.info).write_files({"/f": bytes(32 << 20)})
+        assert caught.value.reason == "no_answer"
+        await hung.close()
     await client.close()
 
 

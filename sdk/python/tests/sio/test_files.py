@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from libdsec import (
     DataLossError,
     DSecConfig,
     DSecContainerRunArgs,
+    DSecTimeoutError,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
@@ -216,6 +219,28 @@ def test_damage_on_the_way_is_noticed(config: DSecConfig, platform: Platform) ->
     platform.fault("/files", Fault(raw=b"HTTP/1.1 200 OK\r\n\r\nhalf of it, or all?"))
     with pytest.raises(InternalError, match="without a length"):
         sandbox.read_file("/f")
+    client.close()
+
+
+def test_another_file_than_was_sent_is_noticed(config: DSecConfig, platform: Platform, tmp_path: Path) -> None:
+    client, sandbox = make(config)
+    (tmp_path / "x").write_bytes(b"content")
+    for answer in (b'{"size":7,"sha256":"00"}', b'{"size":0}'):
+        platform.fault("/files", Fault(raw=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer))
+        with pytest.raises(DataLossError, match="not what was sent"):
+            sandbox.write_file("/f", tmp_path / "x")
+    client.close()
+
+
+def test_many_files_that_hang_are_given_up(config: DSecConfig) -> None:
+    client, sandbox = make(config)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and reads nothing
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        hung = DSecClient(config=replace(config, url=url, stall_timeout=0.2, retry_seconds=0.5))
+        with pytest.raises(DSecTimeoutError) as caught:
+            Sandbox(hung, sandbox.info).write_files({"/f": bytes(32 << 20)})
+        assert caught.value.reason == "no_answer"
+        hung.close()
     client.close()
 
 

@@ -27,7 +27,7 @@ MAX_NAMES = 1 << 20  # bytes of names asked for in one request
 
 AnyPath = Union[str, bytes, "os.PathLike[str]"]
 Files = Union[
-    "Mapping[AnyPath, str | bytes]",
+    "Mapping[Any, str | bytes]",
     "Iterable[tuple[AnyPath, str | bytes] | tuple[AnyPath, str | bytes, int]]",
 ]
 """Files to write: paths with their contents (text as UTF-8), or tuples of path, content and perhaps mode."""
