@@ -49,9 +49,10 @@ const (
 )
 
 var (
-	commandID  = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
-	commandTag = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,64}$`)
-	termName   = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.+-]{0,63}$`)
+	commandID   = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
+	commandTag  = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,64}$`)
+	trustedUser = regexp.MustCompile(`^(root|[0-9]{1,10}(:[0-9]{1,10})?)$`)
+	termName    = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.+-]{0,63}$`)
 )
 
 // ValidCommandID reports whether s can name a command.
@@ -104,6 +105,12 @@ func (c Command) Validate() error {
 		return bad("working directory %q must be an absolute path", clip(c.Cwd))
 	case c.User != "" && !userSpec.MatchString(c.User):
 		return bad("user %q is not a user name, uid, name:group or uid:gid", clip(c.User))
+	case c.Trusted && c.Terminal != nil:
+		return bad("a trusted command has no terminal")
+	case c.Trusted && c.User != "" && !trustedUser.MatchString(c.User):
+		return bad("user %q: a trusted command runs as root or by number (uid, uid:gid), since names are the sandbox's word", clip(c.User))
+	case c.Trusted && len(c.Argv) > 0 && strings.ContainsRune(c.Argv[0], '/'):
+		return bad("%q is a program of the sandbox, which cannot be trusted; name a tool, or if that is meant run env with its path as argument", clip(c.Argv[0]))
 	case c.Timeout < 0:
 		return bad("timeout must be greater than 0")
 	case c.NoOutputTimeout < 0:

@@ -2,7 +2,7 @@
 # Installs Debian packages that are missing. "run": what building and running dsec need; "test": the tests' as well.
 set -euo pipefail
 case "${1:-run}" in
-run) want=(gcc libc6-dev musl-tools btrfs-progs mmdebstrap iproute2 python3-pytest python3-pip git ca-certificates) ;;
+run) want=(gcc libc6-dev musl-tools btrfs-progs busybox-static mmdebstrap iproute2 python3-pytest python3-pip git ca-certificates) ;;
 test) want=(erofs-utils protobuf-compiler libprotobuf-dev python3-venv attr crun) ;;
 bench) want=(crun docker.io) ;;
 *) echo "usage: deps.sh run|test|bench" >&2; exit 2 ;;

@@ -236,7 +236,17 @@ func (t *trial) container(ctx context.Context) []finding {
 	for _, name := range slices.Sorted(maps.Keys(caps.Features)) {
 		findings = append(findings, finding{Verdict: verdictOK, Subject: "  " + strings.ReplaceAll(name, "_", " "), Detail: caps.Features[name]})
 	}
-	return findings
+	return append(findings, trustedTools())
+}
+
+// trustedTools says whether there will be trusted commands. Everything else works without.
+func trustedTools() finding {
+	const subject = "trusted commands"
+	path, err := findTools()
+	if err != nil {
+		return finding{Verdict: verdictWarn, Subject: subject, Detail: sandbox.AsError(err).Message}
+	}
+	return finding{Verdict: verdictOK, Subject: subject, Detail: "shell and tools of " + path}
 }
 
 func second[T any](_ T, err error) error { return err }

@@ -17,6 +17,7 @@ import (
 	"dsec/internal/edge/layers"
 	"dsec/internal/edge/network"
 	"dsec/internal/edge/policy"
+	"dsec/internal/edge/tools"
 	"dsec/internal/edge/upper"
 	"dsec/internal/grant"
 	"dsec/internal/image/store"
@@ -37,6 +38,7 @@ type node struct {
 	container *container.Driver
 	network   *network.Slots
 	store     *store.Posix
+	tools     *tools.Tools // nil: there are none on this machine
 	runDir    string
 	claim     *os.File // of the run directory
 	ids       *idClaim
@@ -105,13 +107,30 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 	if n.store, err = store.OpenPosix(o.storeDir()); err != nil {
 		return nil, err
 	}
-	n.edge, err = edge.New(edge.Options{
+	noTools := n.installTools(ctx, log)
+	options := edge.Options{
 		Code: code, Version: version, DataDir: o.edgeDir(), Verifier: grant.NewVerifier(code, key),
 		Drivers: []driver.Driver{n.container}, BlobPath: n.blobPath,
 		Layers: mounts, Uppers: uppers, Networks: n.network, Cgroups: groups, Guests: edge.ConnectAether, Ended: edge.EndedAether,
-		Admission: edge.Admission{MaxSandboxes: int64(o.maxSandboxes)}, Retention: o.keepEnded, Log: log,
-	})
+		Admission: edge.Admission{MaxSandboxes: int64(o.maxSandboxes)}, Retention: o.keepEnded, Log: log, NoTools: noTools,
+	}
+	if n.tools != nil {
+		options.Tools = n.tools
+	}
+	n.edge, err = edge.New(options)
 	return n, err
+}
+
+// installTools makes trusted commands possible, or says why they are not: everything else works without.
+func (n *node) installTools(ctx context.Context, log *slog.Logger) error {
+	from, err := findTools()
+	if err == nil {
+		n.tools, err = tools.Install(ctx, from, filepath.Join(n.runDir, "tools"))
+	}
+	if err != nil {
+		log.Warn("there will be no trusted commands", "error", err)
+	}
+	return err
 }
 
 func (n *node) blobPath(digest string) (string, error) {
@@ -160,6 +179,7 @@ func (n *node) undo(parts []edge.Sweeper) error {
 
 // removeRunDir removes what openNode made first, once everything in it has ended.
 func (n *node) removeRunDir() error {
+	n.closeTools()
 	if n.claim != nil {
 		n.claim.Close() // an open file keeps the mount busy
 	}
@@ -182,9 +202,16 @@ func (n *node) release() {
 	if n.store != nil {
 		n.store.Close()
 	}
+	n.closeTools()
 	n.ids.release()
 	if n.claim != nil {
 		n.claim.Close()
+	}
+}
+
+func (n *node) closeTools() {
+	if n.tools != nil {
+		n.tools.Close()
 	}
 }
 
@@ -202,6 +229,15 @@ func companions() (stage, aether string, err error) {
 		}
 	}
 	return stage, aether, nil
+}
+
+// findTools finds the program with the tools of trusted commands.
+func findTools() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("finding this program: %w", err)
+	}
+	return tools.Find(filepath.Dir(self), "/bin", "/usr/bin")
 }
 
 func printFailpoints(w io.Writer) error {

@@ -19,6 +19,7 @@ const (
 // A cgroup is the v2 group of one command and of everything that descends from it: setsid and double forks do not
 // escape its kill.
 type cgroup struct {
+	pool   *cgroupPool
 	name   string
 	dir    int // O_PATH; -1 while it only lingers
 	events int
@@ -64,7 +65,7 @@ func (p *cgroupPool) acquire() (*cgroup, error) {
 	}
 	for {
 		p.last++
-		g := &cgroup{name: strconv.FormatUint(p.last, 10)}
+		g := &cgroup{pool: p, name: strconv.FormatUint(p.last, 10)}
 		err := unix.Mkdirat(p.root, g.name, 0o755)
 		if errors.Is(err, unix.EEXIST) { // of an earlier aether in the same tree
 			continue

@@ -40,6 +40,8 @@ type command struct {
 	done    bool
 	failure *failure
 
+	holds bool // the gate, while it may run; see spawner.serve
+
 	timedOut, killed bool
 	killSignal       unix.Signal // to be sent once it has started; 0 = none
 	chronus          *chronus    // in which it runs, or nil; then pid is its shell's
@@ -66,6 +68,9 @@ type command struct {
 func newCommand(srv *Server, sess *session, stream uint32, req *aetherv1.Start) *command {
 	c := &command{srv: srv, id: req.CommandId, sess: sess, stream: stream, timeout: milliseconds(req.TimeoutMs), tag: req.Tag, began: time.Now(), slave: -1}
 	c.quiet.after = milliseconds(req.NoOutputTimeoutMs)
+	if req.Trusted && c.timeout == 0 {
+		c.timeout = trustedTimeout
+	}
 	c.out = [2]output{{c: c, channel: wire.Stdout, fd: -1}, {c: c, channel: wire.Stderr, fd: -1}}
 	if req.Stdin || req.Terminal != nil {
 		c.stdin = &input{c: c, channel: wire.Stdin, fd: -1}
@@ -140,6 +145,7 @@ func (c *command) failed(f *failure) {
 		c.out[i].closed = true
 	}
 	c.closeInputs()
+	c.letGo()
 	c.postExit()
 	sess := c.sess
 	c.mu.Unlock()
@@ -277,6 +283,7 @@ func (c *command) exited(collect func() unix.WaitStatus) {
 	c.mu.Lock()
 	c.status = collect()
 	c.reaped = true
+	c.letGo()
 	c.stopTimers()
 	c.closeSlave()
 	c.closeInputs()
@@ -293,6 +300,19 @@ func (c *command) exited(collect func() unix.WaitStatus) {
 		c.drain = time.AfterFunc(drainTime, c.drained)
 	}
 	c.finishAndUnlock()
+}
+
+// letGo lets the rest of the sandbox go on after a trusted command, of which nothing stays behind. It does not wait for
+// anybody who takes the output.
+func (c *command) letGo() {
+	if !c.holds {
+		return
+	}
+	c.holds = false
+	if c.cgroup != nil {
+		_ = c.cgroup.kill() // if the group is gone, so is what was in it
+	}
+	c.srv.gate.release()
 }
 
 // drained gives up on who else holds the pipes.
@@ -331,7 +351,7 @@ func (c *command) finishAndUnlock() {
 		}
 		c.settle, c.expire, c.drain, c.quiet.timer = nil, nil, nil, nil // results are kept by the dozen: they should be small
 		if c.cgroup != nil {
-			c.srv.pool.release(c.cgroup)
+			c.cgroup.pool.release(c.cgroup)
 			c.cgroup = nil
 		}
 	}

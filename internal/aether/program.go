@@ -19,10 +19,14 @@ const scriptFD = 3
 type program struct {
 	candidates []candidate
 	shell      bool
+	tool       bool // of a trusted command
 }
 
 // missing is the answer if no candidate exists.
 func (p program) missing() *failure {
+	if p.tool {
+		return failf(aetherv1.Code_CODE_NOT_FOUND, "there is no trusted tool %q; `busybox --list` in a trusted script names them", clip(path.Base(p.candidates[0].path), 256))
+	}
 	if p.shell {
 		return failf(aetherv1.Code_CODE_NO_SHELL, "the image has neither /bin/bash nor /bin/sh; use exec with a program that it has")
 	}

@@ -51,6 +51,7 @@ type Server struct {
 	key      []byte
 	log      *slog.Logger
 	spawner  *spawner
+	gate     *gate
 	reaper   *reaper
 	pool     *cgroupPool
 	accts    *accounts
@@ -69,6 +70,7 @@ type Server struct {
 	mu       sync.Mutex
 	commands map[string]*command
 	running  int
+	trusted  *spawner   // of trusted commands; nil until the edge has handed over what they need
 	done     []*command // finished and not released, oldest first
 	current  *session
 	conns    map[*wire.Conn]struct{}
@@ -95,6 +97,7 @@ func New(o Options) (*Server, error) {
 		key: o.Config.Key, log: o.Log, ownProcess: o.ReapAll, accts: newAccounts(),
 		commands: make(map[string]*command), conns: make(map[*wire.Conn]struct{}),
 		polled: make(map[*os.File]struct{}), trees: make(chan struct{}, maxTrees), lists: make(chan struct{}, maxTrees),
+		gate: newGate(),
 	}
 	if o.Config.Cgroup != config.CgroupNone {
 		pool, err := newCgroupPool(o.CgroupFD)
@@ -106,12 +109,12 @@ func New(o Options) (*Server, error) {
 	s.spawner = &spawner{
 		jobs: make(chan job, 64), tasks: o.TaskFDs, cpus: o.Config.CPUs, pool: s.pool, accts: s.accts,
 		env: defaultEnv(o.Config), stopped: make(chan struct{}), guarded: o.Guarded,
-		dialects: dialects,
+		dialects: dialects, forking: new(sync.Mutex), gate: s.gate,
 	}
 	if o.NoBash {
 		s.spawner.dialects = dialects[1:]
 	}
-	s.reaper = newReaper(o.ReapAll, &s.spawner.forking)
+	s.reaper = newReaper(o.ReapAll, s.spawner.forking)
 	s.spawner.reaper = s.reaper
 	ready := make(chan error, 1)
 	go s.spawner.run(ready)
@@ -155,6 +158,11 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 
 // ServeConn serves one connection in the background.
 func (s *Server) ServeConn(nc net.Conn) {
+	var files *receiver
+	if uc, ok := nc.(*net.UnixConn); ok {
+		files = &receiver{UnixConn: uc}
+		nc = files
+	}
 	conn := wire.NewConn(nc, wire.Options{MaxMessage: maxHello, Timeout: writeTimeout})
 	s.mu.Lock()
 	defer s.mu.Unlock() // also over Go: Close waits for what it found in conns
@@ -163,7 +171,7 @@ func (s *Server) ServeConn(nc net.Conn) {
 		return
 	}
 	s.conns[conn] = struct{}{}
-	sess := &session{srv: s, conn: conn, commands: make(map[uint32]*command), transfers: make(map[uint32]transfer)}
+	sess := &session{srv: s, conn: conn, files: files, commands: make(map[uint32]*command), transfers: make(map[uint32]transfer)}
 	s.sessions.Go(func() {
 		err := sess.run()
 		s.log.Debug("connection ended", "reason", err)
@@ -364,8 +372,7 @@ func (s *Server) Close() {
 		<-x.gone
 		x.abandon()
 	}
-	close(s.spawner.jobs)
-	<-s.spawner.stopped
+	s.closeSpawners()
 	close(s.reaper.stop)
 	s.reaper.wg.Wait()
 	s.mu.Lock()
@@ -377,5 +384,20 @@ func (s *Server) Close() {
 	s.pumps.Wait()
 	if s.pool != nil {
 		s.pool.close()
+	}
+}
+
+func (s *Server) closeSpawners() {
+	s.mu.Lock()
+	trusted := s.trusted
+	s.mu.Unlock()
+	if trusted != nil {
+		close(trusted.jobs)
+		<-trusted.stopped
+	}
+	close(s.spawner.jobs)
+	<-s.spawner.stopped
+	for _, j := range s.gate.abandon() {
+		j.failed(failf(aetherv1.Code_CODE_RESOURCES, "the sandbox is ending"))
 	}
 }

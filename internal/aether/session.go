@@ -29,8 +29,9 @@ var errAuth = errors.New("authentication failed")
 
 // A session is one connection of an edge.
 type session struct {
-	srv  *Server
-	conn *wire.Conn
+	srv   *Server
+	conn  *wire.Conn
+	files *receiver // nil if no descriptors can come
 
 	authenticated bool // reader only
 
@@ -73,6 +74,9 @@ func (s *session) run() error {
 		return err
 	}
 	err := s.conn.Serve(s)
+	if s.files != nil {
+		s.files.drop()
+	}
 	s.mu.Lock()
 	commands, transfers := s.commands, s.transfers
 	s.commands, s.transfers = nil, nil
@@ -173,11 +177,28 @@ func (s *session) hello(stream uint32, payload []byte) error {
 	if err := s.conn.SetReadDeadline(time.Time{}); err != nil {
 		return err
 	}
+	if req.Grounds != nil {
+		return s.handOver(stream, req.Grounds)
+	}
+	if s.files != nil {
+		s.files.plain = true
+	}
 	s.authenticated = true
 	s.conn.SetMaxMessage(maxMessage)
 	s.srv.replace(s)
 	s.post(wire.MsgHello, stream, &aetherv1.Hello{Version: Version, MinVersion: Version, MaxVersion: Version, Commands: s.srv.statuses()})
 	return nil
+}
+
+// handOver ends the connection, after its answer.
+func (s *session) handOver(stream uint32, m *aetherv1.Grounds) error {
+	if err := s.srv.takeGrounds(s.files, m); err != nil {
+		s.postError(stream, asFailure("take over", err))
+	} else {
+		s.post(wire.MsgHello, stream, &aetherv1.Hello{Version: Version, GroundsTaken: true})
+	}
+	s.flush()
+	return errHandedOver
 }
 
 func (s *session) start(stream uint32, req *aetherv1.Start) {
@@ -204,7 +225,7 @@ func (s *session) start(stream uint32, req *aetherv1.Start) {
 		return
 	}
 	if isNew {
-		s.srv.spawner.jobs <- job{c: c, req: req}
+		s.srv.spawn(job{c: c, req: req})
 		return
 	}
 	if f := c.attach(s, stream, [2]uint64{req.StdoutOffset, req.StderrOffset}); f != nil {

@@ -30,7 +30,11 @@ type spawner struct {
 
 	// forking is held from before a fork until its child is known to the reaper, which waits for it before it takes a
 	// child for an orphan.
-	forking sync.Mutex
+	forking *sync.Mutex
+
+	gate    *gate
+	trusted bool // its commands are: see trusted.go
+	tools   int  // directory of their tools
 }
 
 // A job is a command, or a session.
@@ -56,12 +60,53 @@ func (s *spawner) run(ready chan<- error) {
 	if err != nil {
 		return
 	}
-	for j := range s.jobs {
-		if j.x != nil {
-			s.startShell(j.x, j.session)
-		} else {
-			s.start(j)
+	var resume chan []job // nil blocks
+	if !s.trusted {
+		resume = s.gate.resume
+	}
+	for {
+		select {
+		case j, ok := <-s.jobs:
+			if !ok {
+				return
+			}
+			s.serve(j)
+		case jobs := <-resume:
+			for _, j := range jobs {
+				s.serve(j)
+			}
 		}
+	}
+}
+
+// serve starts j as soon as it may be.
+func (s *spawner) serve(j job) {
+	if s.trusted {
+		j.c.holds = true // letGo releases
+		if f := s.gate.hold(); f != nil {
+			j.c.failed(f)
+			return
+		}
+		s.start(j)
+		return
+	}
+	if !s.gate.enter(j) {
+		return
+	}
+	if j.x != nil {
+		s.startShell(j.x, j.session)
+	} else {
+		s.start(j)
+	}
+	s.gate.leave()
+}
+
+// failed says that j was not started.
+func (j job) failed(f *failure) {
+	if j.x != nil {
+		j.x.failedToStart(f)
+	} else {
+		j.c.failed(f)
 	}
 }
 
@@ -113,18 +158,9 @@ func openNull(name string) int {
 
 // start makes j's process, or tells the edge why it cannot.
 func (s *spawner) start(j job) {
-	acc, err := s.accts.lookup(j.req.User)
+	acc, env, prog, err := s.resolve(j.req)
 	if err != nil {
-		j.c.failed(asFailure("look up the user", err))
-		return
-	}
-	env := environment(j.req.Env, s.env, acc)
-	if j.req.Terminal != nil {
-		env = terminalEnv(env)
-	}
-	prog, err := programOf(j.req, env, acc)
-	if err != nil {
-		j.c.failed(asFailure("find the program", err))
+		j.c.failed(asFailure("find user and program", err))
 		return
 	}
 	pipes, err := s.openPipes(j, acc)
@@ -160,6 +196,24 @@ func (s *spawner) start(j job) {
 	}
 }
 
+// resolve looks in the sandbox for what the request names, unless it is to be trusted.
+func (s *spawner) resolve(req *aetherv1.Start) (account, []string, program, error) {
+	if s.trusted {
+		acc, err := numericAccount(req.User)
+		return acc, trustedEnv(req.Env), trustedProgram(req), err
+	}
+	acc, err := s.accts.lookup(req.User)
+	if err != nil {
+		return acc, nil, program{}, err
+	}
+	env := environment(req.Env, s.env, acc)
+	if req.Terminal != nil {
+		env = terminalEnv(env)
+	}
+	prog, err := programOf(req, env, acc)
+	return acc, env, prog, err
+}
+
 func (s *spawner) fork(j job, prog program, env []string, acc account, p *pipes) (int, *failure) {
 	cwd, fail := openCwd(j.req.Cwd, acc)
 	if fail != nil {
@@ -174,7 +228,7 @@ func (s *spawner) fork(j job, prog program, env []string, acc account, p *pipes)
 			return pid, nil
 		}
 		f := explain(err, cand.path, acc)
-		if !prog.shell || f.code != aetherv1.Code_CODE_NOT_FOUND {
+		if !prog.shell && !prog.tool || f.code != aetherv1.Code_CODE_NOT_FOUND {
 			return 0, f
 		}
 	}
@@ -213,6 +267,9 @@ func (s *spawner) openPipes(j job, acc account) (*pipes, error) {
 	}
 	if err == nil && j.req.ScriptFollows {
 		p.script, err = p.add(acc, false)
+	}
+	if s.trusted {
+		p.giveTools(s.tools)
 	}
 	if err != nil {
 		p.closeChild()
@@ -315,6 +372,11 @@ func checkStart(req *aetherv1.Start) *failure {
 		return failf(aetherv1.Code_CODE_NO_CWD, "working directory %q is not absolute", clip(req.Cwd, 256))
 	case len(req.Argv) > 0 && req.Argv[0] == "":
 		return failf(aetherv1.Code_CODE_INVALID, "the program's name is empty")
+	}
+	if req.Trusted {
+		if f := checkTrusted(req); f != nil {
+			return f
+		}
 	}
 	if t := req.Terminal; t != nil {
 		if f := checkTerminal(t.Rows, t.Cols); f != nil {

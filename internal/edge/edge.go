@@ -58,6 +58,8 @@ type Options struct {
 	Ended    EndedGuest // nil = nothing is found
 	Host     Host       // nil = this machine's
 
+	Tools       Tools // nil: there are no trusted commands
+	NoTools     error // why
 	Admission   Admission
 	Retention   time.Duration // of terminal records; 0 = 10 min
 	MaxTerminal int           // terminal records kept at most; 0 = 10,000

@@ -32,6 +32,7 @@ type fakeGuest struct {
 	files    map[string][]byte
 	wg       sync.WaitGroup
 	last     sandbox.Command
+	trusts   []Grounds
 
 	sessions    map[string]GuestSession
 	lastSession sandbox.SessionSpec
@@ -168,6 +169,13 @@ func (g *fakeGuest) Signal(ctx context.Context, pid, signal int, _ uint64) error
 		return sandbox.Errorf(sandbox.NotFound, "process_not_found", "no process %d", pid)
 	}
 	return all[pid-100].Kill(ctx, signal)
+}
+
+func (g *fakeGuest) Trust(_ context.Context, grounds Grounds) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.trusts = append(g.trusts, grounds)
+	return nil
 }
 
 func (g *fakeGuest) Running() (n int) {

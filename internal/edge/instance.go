@@ -54,6 +54,9 @@ type instance struct {
 
 	probing probing
 
+	trusting sync.Mutex
+	trusted  Guest // that has got what trusted commands need; guarded by trusting
+
 	clearing sync.Mutex // held by the one who clears aether's way: see watchStart
 }
 

@@ -47,9 +47,16 @@ type (
 		OOMKills(cg driver.Cgroups) (int64, error)
 		// Stats reads the accounts of a sandbox.
 		Stats(cg driver.Cgroups) (driver.Stats, error)
+		// Trusted makes or finds the groups of a sandbox's trusted commands; Remove removes them.
+		Trusted(ctx context.Context, id sandbox.ID, cg driver.Cgroups, l sandbox.Limits) (driver.Trusted, error)
 		// KillStuck kills the children of aether that have not become a command for that long: aether waits for them.
 		KillStuck(cg driver.Cgroups, age time.Duration) (killed int, err error)
 		Sweeper
+	}
+	// Tools are the shell and tools of trusted commands.
+	Tools interface {
+		// Mount is a descriptor of their directory; it is theirs.
+		Mount() int
 	}
 	// Sweeper is what every part can do besides.
 	Sweeper interface {
@@ -90,6 +97,8 @@ type Guest interface {
 	WriteArchive(ctx context.Context, a ArchiveWrite, r io.Reader) (ArchiveResult, error)
 	// Dial connects to a TCP port as a program inside would: on the loopback, or of host where that is given.
 	Dial(ctx context.Context, host string, port int, timeout time.Duration) (GuestConn, error)
+	// Trust hands aether what it needs for trusted commands. To do it again is harmless.
+	Trust(ctx context.Context, g Grounds) error
 	// Processes lists what runs inside; more: there is more than it lists.
 	Processes(ctx context.Context) (list []Process, more bool, err error)
 	// Signal signals one process; startedTicks, if not 0, must be its own.
@@ -134,6 +143,7 @@ type (
 	ArchiveWrite  = guest.ArchiveWrite
 	ArchiveResult = guest.ArchiveResult
 	Process       = guest.Process
+	Grounds       = guest.Grounds
 	GuestOptions  = guest.Options
 	GuestSession  = guest.Session
 	OutputQuery   = guest.OutputQuery

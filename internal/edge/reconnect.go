@@ -129,6 +129,14 @@ func (p *reconnecting) Processes(ctx context.Context) ([]Process, bool, error) {
 	return g.Processes(ctx)
 }
 
+func (p *reconnecting) Trust(ctx context.Context, grounds Grounds) error {
+	g, err := p.await(ctx)
+	if err != nil {
+		return err
+	}
+	return g.Trust(ctx, grounds)
+}
+
 func (p *reconnecting) Signal(ctx context.Context, pid, signal int, startedTicks uint64) error {
 	g, err := p.await(ctx)
 	if err != nil {

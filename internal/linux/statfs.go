@@ -2,6 +2,7 @@ package linux
 
 import (
 	"fmt"
+	"io/fs"
 
 	"golang.org/x/sys/unix"
 )
@@ -74,4 +75,13 @@ func UnmountPath(path string, detach bool) error {
 	default:
 		return fmt.Errorf("unmount %s: %w", path, err)
 	}
+}
+
+// OwnerOf is the owner of a file that is there, itself if it is a link.
+func OwnerOf(path string) (uid, gid int, err error) {
+	var st unix.Stat_t
+	if err := retryEINTR(func() error { return unix.Lstat(path, &st) }); err != nil {
+		return 0, 0, &fs.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	return int(st.Uid), int(st.Gid), nil
 }

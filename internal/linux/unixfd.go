@@ -24,6 +24,12 @@ func SocketPair() (*os.File, int, error) {
 	return os.NewFile(uintptr(pair[0]), "socketpair"), pair[1], nil
 }
 
+// SendFiles writes b, at least a byte, and with its first byte copies of the descriptors. It may write less than all.
+func SendFiles(to *net.UnixConn, b []byte, fds []int) (int, error) {
+	n, _, err := to.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
+	return n, err
+}
+
 // MessageFile is a pipe from which data can be read once. Data must fit a pipe's 64 KiB.
 func MessageFile(data []byte) (int, error) {
 	const capacity = 64 << 10

@@ -60,6 +60,9 @@ const (
 	Code_CODE_NO_TERMINALS   Code = 17 // all of the sandbox's PTYs are taken
 	Code_CODE_NO_SESSION     Code = 48 // there is none of that name
 	Code_CODE_SESSION_ENDED  Code = 49 // its shell has ended
+	Code_CODE_FROZEN         Code = 50 // a trusted command has stopped all others for too long
+	Code_CODE_NOT_STOPPED    Code = 51 // for a trusted command: something in the sandbox did not stop
+	Code_CODE_NO_TOOLS       Code = 52 // for a trusted command: no Grounds were handed over
 )
 
 // Enum value maps for Code.
@@ -97,6 +100,9 @@ var (
 		17: "CODE_NO_TERMINALS",
 		48: "CODE_NO_SESSION",
 		49: "CODE_SESSION_ENDED",
+		50: "CODE_FROZEN",
+		51: "CODE_NOT_STOPPED",
+		52: "CODE_NO_TOOLS",
 	}
 	Code_value = map[string]int32{
 		"CODE_UNSPECIFIED":    0,
@@ -131,6 +137,9 @@ var (
 		"CODE_NO_TERMINALS":   17,
 		"CODE_NO_SESSION":     48,
 		"CODE_SESSION_ENDED":  49,
+		"CODE_FROZEN":         50,
+		"CODE_NOT_STOPPED":    51,
+		"CODE_NO_TOOLS":       52,
 	}
 )
 
@@ -227,12 +236,15 @@ func (ChangeKind) EnumDescriptor() ([]byte, []int) {
 
 // Hello is the first message of each side. The edge's carries the key; aether answers with the version it chose.
 type Hello struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	MinVersion    uint32                 `protobuf:"varint,1,opt,name=min_version,json=minVersion,proto3" json:"min_version,omitempty"`
-	MaxVersion    uint32                 `protobuf:"varint,2,opt,name=max_version,json=maxVersion,proto3" json:"max_version,omitempty"`
-	Version       uint32                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`  // chosen; only in the answer
-	Key           []byte                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`           // 32 bytes; only from the edge
-	Commands      []*CommandStatus       `protobuf:"bytes,5,rep,name=commands,proto3" json:"commands,omitempty"` // only in the answer: what aether still knows
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	MinVersion uint32                 `protobuf:"varint,1,opt,name=min_version,json=minVersion,proto3" json:"min_version,omitempty"`
+	MaxVersion uint32                 `protobuf:"varint,2,opt,name=max_version,json=maxVersion,proto3" json:"max_version,omitempty"`
+	Version    uint32                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`  // chosen; only in the answer
+	Key        []byte                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`           // 32 bytes; only from the edge
+	Commands   []*CommandStatus       `protobuf:"bytes,5,rep,name=commands,proto3" json:"commands,omitempty"` // only in the answer: what aether still knows
+	// Only from the edge: this connection is for handing over what trusted commands need, and ends with the answer.
+	Grounds       *Grounds `protobuf:"bytes,6,opt,name=grounds,proto3" json:"grounds,omitempty"`
+	GroundsTaken  bool     `protobuf:"varint,7,opt,name=grounds_taken,json=groundsTaken,proto3" json:"grounds_taken,omitempty"` // only in the answer to that
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -302,6 +314,66 @@ func (x *Hello) GetCommands() []*CommandStatus {
 	return nil
 }
 
+func (x *Hello) GetGrounds() *Grounds {
+	if x != nil {
+		return x.Grounds
+	}
+	return nil
+}
+
+func (x *Hello) GetGroundsTaken() bool {
+	if x != nil {
+		return x.GroundsTaken
+	}
+	return false
+}
+
+// Grounds come with descriptors (SCM_RIGHTS) beside the message, in this order: cgroup.freeze of <sandbox>/user; the v2 group of
+// trusted commands; the directory of their tools; v1 tasks files of their groups.
+type Grounds struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	V1Tasks       uint32                 `protobuf:"varint,1,opt,name=v1_tasks,json=v1Tasks,proto3" json:"v1_tasks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Grounds) Reset() {
+	*x = Grounds{}
+	mi := &file_aether_v1_aether_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Grounds) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Grounds) ProtoMessage() {}
+
+func (x *Grounds) ProtoReflect() protoreflect.Message {
+	mi := &file_aether_v1_aether_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Grounds.ProtoReflect.Descriptor instead.
+func (*Grounds) Descriptor() ([]byte, []int) {
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Grounds) GetV1Tasks() uint32 {
+	if x != nil {
+		return x.V1Tasks
+	}
+	return 0
+}
+
 // Start opens a command on a stream id chosen by the edge. Starting a command_id that aether knows is an attach:
 // output is sent again from the given offsets.
 type Start struct {
@@ -323,7 +395,7 @@ type Start struct {
 	Terminal          *Terminal `protobuf:"bytes,14,opt,name=terminal,proto3" json:"terminal,omitempty"`                                                 // stdin, stdout and stderr are one PTY; output is on the channel of stdout
 	Session           string    `protobuf:"bytes,15,opt,name=session,proto3" json:"session,omitempty"`                                                   // run the shell script in this session
 	StdinData         []byte    `protobuf:"bytes,16,opt,name=stdin_data,json=stdinData,proto3" json:"stdin_data,omitempty"`                              // in a session: all of its input
-	Trusted           bool      `protobuf:"varint,17,opt,name=trusted,proto3" json:"trusted,omitempty"`                                                  // shell and tools of aether's own mount; the edge has stopped all others
+	Trusted           bool      `protobuf:"varint,17,opt,name=trusted,proto3" json:"trusted,omitempty"`                                                  // all others are stopped meanwhile; shell and tools are the platform's, see Grounds
 	Tag               string    `protobuf:"bytes,18,opt,name=tag,proto3" json:"tag,omitempty"`                                                           // given back in CommandStatus: the next edge finds the command by it
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -331,7 +403,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_aether_v1_aether_proto_msgTypes[1]
+	mi := &file_aether_v1_aether_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -343,7 +415,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[1]
+	mi := &file_aether_v1_aether_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -356,7 +428,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{1}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Start) GetCommandId() string {
@@ -497,7 +569,7 @@ type Terminal struct {
 
 func (x *Terminal) Reset() {
 	*x = Terminal{}
-	mi := &file_aether_v1_aether_proto_msgTypes[2]
+	mi := &file_aether_v1_aether_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -509,7 +581,7 @@ func (x *Terminal) String() string {
 func (*Terminal) ProtoMessage() {}
 
 func (x *Terminal) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[2]
+	mi := &file_aether_v1_aether_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -522,7 +594,7 @@ func (x *Terminal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
 func (*Terminal) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{2}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Terminal) GetRows() uint32 {
@@ -553,7 +625,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_aether_v1_aether_proto_msgTypes[3]
+	mi := &file_aether_v1_aether_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -565,7 +637,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[3]
+	mi := &file_aether_v1_aether_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -578,7 +650,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{3}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Started) GetPid() uint32 {
@@ -625,7 +697,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_aether_v1_aether_proto_msgTypes[4]
+	mi := &file_aether_v1_aether_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +709,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[4]
+	mi := &file_aether_v1_aether_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +722,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{4}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Exit) GetExitCode() int32 {
@@ -718,7 +790,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_aether_v1_aether_proto_msgTypes[5]
+	mi := &file_aether_v1_aether_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -730,7 +802,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[5]
+	mi := &file_aether_v1_aether_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -743,7 +815,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{5}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Kill) GetSignal() int32 {
@@ -762,7 +834,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_aether_v1_aether_proto_msgTypes[6]
+	mi := &file_aether_v1_aether_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +846,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[6]
+	mi := &file_aether_v1_aether_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +859,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{6}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{7}
 }
 
 type CommandStatus struct {
@@ -806,7 +878,7 @@ type CommandStatus struct {
 
 func (x *CommandStatus) Reset() {
 	*x = CommandStatus{}
-	mi := &file_aether_v1_aether_proto_msgTypes[7]
+	mi := &file_aether_v1_aether_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -818,7 +890,7 @@ func (x *CommandStatus) String() string {
 func (*CommandStatus) ProtoMessage() {}
 
 func (x *CommandStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[7]
+	mi := &file_aether_v1_aether_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -831,7 +903,7 @@ func (x *CommandStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandStatus.ProtoReflect.Descriptor instead.
 func (*CommandStatus) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{7}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CommandStatus) GetCommandId() string {
@@ -901,7 +973,7 @@ type Error struct {
 
 func (x *Error) Reset() {
 	*x = Error{}
-	mi := &file_aether_v1_aether_proto_msgTypes[8]
+	mi := &file_aether_v1_aether_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +985,7 @@ func (x *Error) String() string {
 func (*Error) ProtoMessage() {}
 
 func (x *Error) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[8]
+	mi := &file_aether_v1_aether_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +998,7 @@ func (x *Error) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Error.ProtoReflect.Descriptor instead.
 func (*Error) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{8}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Error) GetCode() Code {
@@ -962,7 +1034,7 @@ type ReadFile struct {
 
 func (x *ReadFile) Reset() {
 	*x = ReadFile{}
-	mi := &file_aether_v1_aether_proto_msgTypes[9]
+	mi := &file_aether_v1_aether_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1046,7 @@ func (x *ReadFile) String() string {
 func (*ReadFile) ProtoMessage() {}
 
 func (x *ReadFile) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[9]
+	mi := &file_aether_v1_aether_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1059,7 @@ func (x *ReadFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFile.ProtoReflect.Descriptor instead.
 func (*ReadFile) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{9}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReadFile) GetPath() []byte {
@@ -1033,7 +1105,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_aether_v1_aether_proto_msgTypes[10]
+	mi := &file_aether_v1_aether_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +1117,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[10]
+	mi := &file_aether_v1_aether_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +1130,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{10}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FileInfo) GetSize() uint64 {
@@ -1124,7 +1196,7 @@ type WriteFile struct {
 
 func (x *WriteFile) Reset() {
 	*x = WriteFile{}
-	mi := &file_aether_v1_aether_proto_msgTypes[11]
+	mi := &file_aether_v1_aether_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1136,7 +1208,7 @@ func (x *WriteFile) String() string {
 func (*WriteFile) ProtoMessage() {}
 
 func (x *WriteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[11]
+	mi := &file_aether_v1_aether_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1149,7 +1221,7 @@ func (x *WriteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFile.ProtoReflect.Descriptor instead.
 func (*WriteFile) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{11}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WriteFile) GetPath() []byte {
@@ -1239,7 +1311,7 @@ type WriteDone struct {
 
 func (x *WriteDone) Reset() {
 	*x = WriteDone{}
-	mi := &file_aether_v1_aether_proto_msgTypes[12]
+	mi := &file_aether_v1_aether_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1323,7 @@ func (x *WriteDone) String() string {
 func (*WriteDone) ProtoMessage() {}
 
 func (x *WriteDone) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[12]
+	mi := &file_aether_v1_aether_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1336,7 @@ func (x *WriteDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteDone.ProtoReflect.Descriptor instead.
 func (*WriteDone) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{12}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WriteDone) GetSize() uint64 {
@@ -1301,7 +1373,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_aether_v1_aether_proto_msgTypes[13]
+	mi := &file_aether_v1_aether_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1385,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[13]
+	mi := &file_aether_v1_aether_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1398,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{13}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Call) GetCall() isCall_Call {
@@ -1477,7 +1549,7 @@ type Reply struct {
 
 func (x *Reply) Reset() {
 	*x = Reply{}
-	mi := &file_aether_v1_aether_proto_msgTypes[14]
+	mi := &file_aether_v1_aether_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +1561,7 @@ func (x *Reply) String() string {
 func (*Reply) ProtoMessage() {}
 
 func (x *Reply) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[14]
+	mi := &file_aether_v1_aether_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1502,7 +1574,7 @@ func (x *Reply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reply.ProtoReflect.Descriptor instead.
 func (*Reply) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{14}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Reply) GetReply() isReply_Reply {
@@ -1611,7 +1683,7 @@ type Open struct {
 
 func (x *Open) Reset() {
 	*x = Open{}
-	mi := &file_aether_v1_aether_proto_msgTypes[15]
+	mi := &file_aether_v1_aether_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1623,7 +1695,7 @@ func (x *Open) String() string {
 func (*Open) ProtoMessage() {}
 
 func (x *Open) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[15]
+	mi := &file_aether_v1_aether_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1636,7 +1708,7 @@ func (x *Open) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Open.ProtoReflect.Descriptor instead.
 func (*Open) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{15}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Open) GetOpen() isOpen_Open {
@@ -1741,7 +1813,7 @@ type Opened struct {
 
 func (x *Opened) Reset() {
 	*x = Opened{}
-	mi := &file_aether_v1_aether_proto_msgTypes[16]
+	mi := &file_aether_v1_aether_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1825,7 @@ func (x *Opened) String() string {
 func (*Opened) ProtoMessage() {}
 
 func (x *Opened) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[16]
+	mi := &file_aether_v1_aether_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1838,7 @@ func (x *Opened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Opened.ProtoReflect.Descriptor instead.
 func (*Opened) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{16}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Opened) GetWindow() uint32 {
@@ -1790,7 +1862,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_aether_v1_aether_proto_msgTypes[17]
+	mi := &file_aether_v1_aether_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1874,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[17]
+	mi := &file_aether_v1_aether_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1887,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{17}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Done) GetEntries() uint64 {
@@ -1872,7 +1944,7 @@ type Dial struct {
 
 func (x *Dial) Reset() {
 	*x = Dial{}
-	mi := &file_aether_v1_aether_proto_msgTypes[18]
+	mi := &file_aether_v1_aether_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1956,7 @@ func (x *Dial) String() string {
 func (*Dial) ProtoMessage() {}
 
 func (x *Dial) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[18]
+	mi := &file_aether_v1_aether_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +1969,7 @@ func (x *Dial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dial.ProtoReflect.Descriptor instead.
 func (*Dial) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{18}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Dial) GetHost() string {
@@ -1932,7 +2004,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_aether_v1_aether_proto_msgTypes[19]
+	mi := &file_aether_v1_aether_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2016,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[19]
+	mi := &file_aether_v1_aether_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2029,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{19}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Resize) GetCommandId() string {
@@ -1993,7 +2065,7 @@ type CreateSession struct {
 
 func (x *CreateSession) Reset() {
 	*x = CreateSession{}
-	mi := &file_aether_v1_aether_proto_msgTypes[20]
+	mi := &file_aether_v1_aether_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2077,7 @@ func (x *CreateSession) String() string {
 func (*CreateSession) ProtoMessage() {}
 
 func (x *CreateSession) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[20]
+	mi := &file_aether_v1_aether_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2090,7 @@ func (x *CreateSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSession.ProtoReflect.Descriptor instead.
 func (*CreateSession) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{20}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreateSession) GetName() string {
@@ -2057,7 +2129,7 @@ type ListSessions struct {
 
 func (x *ListSessions) Reset() {
 	*x = ListSessions{}
-	mi := &file_aether_v1_aether_proto_msgTypes[21]
+	mi := &file_aether_v1_aether_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2141,7 @@ func (x *ListSessions) String() string {
 func (*ListSessions) ProtoMessage() {}
 
 func (x *ListSessions) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[21]
+	mi := &file_aether_v1_aether_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2154,7 @@ func (x *ListSessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessions.ProtoReflect.Descriptor instead.
 func (*ListSessions) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{21}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{22}
 }
 
 type DeleteSession struct {
@@ -2094,7 +2166,7 @@ type DeleteSession struct {
 
 func (x *DeleteSession) Reset() {
 	*x = DeleteSession{}
-	mi := &file_aether_v1_aether_proto_msgTypes[22]
+	mi := &file_aether_v1_aether_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2106,7 +2178,7 @@ func (x *DeleteSession) String() string {
 func (*DeleteSession) ProtoMessage() {}
 
 func (x *DeleteSession) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[22]
+	mi := &file_aether_v1_aether_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2119,7 +2191,7 @@ func (x *DeleteSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSession.ProtoReflect.Descriptor instead.
 func (*DeleteSession) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{22}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteSession) GetName() string {
@@ -2146,7 +2218,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_aether_v1_aether_proto_msgTypes[23]
+	mi := &file_aether_v1_aether_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2230,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[23]
+	mi := &file_aether_v1_aether_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2243,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{23}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Session) GetName() string {
@@ -2246,7 +2318,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_aether_v1_aether_proto_msgTypes[24]
+	mi := &file_aether_v1_aether_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2258,7 +2330,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[24]
+	mi := &file_aether_v1_aether_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2271,7 +2343,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{24}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Sessions) GetSessions() []*Session {
@@ -2300,7 +2372,7 @@ type FileEntry struct {
 
 func (x *FileEntry) Reset() {
 	*x = FileEntry{}
-	mi := &file_aether_v1_aether_proto_msgTypes[25]
+	mi := &file_aether_v1_aether_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2384,7 @@ func (x *FileEntry) String() string {
 func (*FileEntry) ProtoMessage() {}
 
 func (x *FileEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[25]
+	mi := &file_aether_v1_aether_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2397,7 @@ func (x *FileEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEntry.ProtoReflect.Descriptor instead.
 func (*FileEntry) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{25}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FileEntry) GetPath() []byte {
@@ -2409,7 +2481,7 @@ type StatFiles struct {
 
 func (x *StatFiles) Reset() {
 	*x = StatFiles{}
-	mi := &file_aether_v1_aether_proto_msgTypes[26]
+	mi := &file_aether_v1_aether_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2421,7 +2493,7 @@ func (x *StatFiles) String() string {
 func (*StatFiles) ProtoMessage() {}
 
 func (x *StatFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[26]
+	mi := &file_aether_v1_aether_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2434,7 +2506,7 @@ func (x *StatFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatFiles.ProtoReflect.Descriptor instead.
 func (*StatFiles) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{26}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StatFiles) GetPaths() []string {
@@ -2467,7 +2539,7 @@ type StatResults struct {
 
 func (x *StatResults) Reset() {
 	*x = StatResults{}
-	mi := &file_aether_v1_aether_proto_msgTypes[27]
+	mi := &file_aether_v1_aether_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2551,7 @@ func (x *StatResults) String() string {
 func (*StatResults) ProtoMessage() {}
 
 func (x *StatResults) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[27]
+	mi := &file_aether_v1_aether_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2564,7 @@ func (x *StatResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatResults.ProtoReflect.Descriptor instead.
 func (*StatResults) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{27}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StatResults) GetResults() []*StatResult {
@@ -2512,7 +2584,7 @@ type StatResult struct {
 
 func (x *StatResult) Reset() {
 	*x = StatResult{}
-	mi := &file_aether_v1_aether_proto_msgTypes[28]
+	mi := &file_aether_v1_aether_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2596,7 @@ func (x *StatResult) String() string {
 func (*StatResult) ProtoMessage() {}
 
 func (x *StatResult) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[28]
+	mi := &file_aether_v1_aether_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2609,7 @@ func (x *StatResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatResult.ProtoReflect.Descriptor instead.
 func (*StatResult) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{28}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StatResult) GetFile() *FileEntry {
@@ -2565,7 +2637,7 @@ type ListFiles struct {
 
 func (x *ListFiles) Reset() {
 	*x = ListFiles{}
-	mi := &file_aether_v1_aether_proto_msgTypes[29]
+	mi := &file_aether_v1_aether_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2649,7 @@ func (x *ListFiles) String() string {
 func (*ListFiles) ProtoMessage() {}
 
 func (x *ListFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[29]
+	mi := &file_aether_v1_aether_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2662,7 @@ func (x *ListFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFiles.ProtoReflect.Descriptor instead.
 func (*ListFiles) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{29}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListFiles) GetPath() string {
@@ -2625,7 +2697,7 @@ type WatchFiles struct {
 
 func (x *WatchFiles) Reset() {
 	*x = WatchFiles{}
-	mi := &file_aether_v1_aether_proto_msgTypes[30]
+	mi := &file_aether_v1_aether_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2709,7 @@ func (x *WatchFiles) String() string {
 func (*WatchFiles) ProtoMessage() {}
 
 func (x *WatchFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[30]
+	mi := &file_aether_v1_aether_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2722,7 @@ func (x *WatchFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFiles.ProtoReflect.Descriptor instead.
 func (*WatchFiles) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{30}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchFiles) GetPath() string {
@@ -2686,7 +2758,7 @@ type FileEvent struct {
 
 func (x *FileEvent) Reset() {
 	*x = FileEvent{}
-	mi := &file_aether_v1_aether_proto_msgTypes[31]
+	mi := &file_aether_v1_aether_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +2770,7 @@ func (x *FileEvent) String() string {
 func (*FileEvent) ProtoMessage() {}
 
 func (x *FileEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[31]
+	mi := &file_aether_v1_aether_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,7 +2783,7 @@ func (x *FileEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEvent.ProtoReflect.Descriptor instead.
 func (*FileEvent) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{31}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *FileEvent) GetPath() []byte {
@@ -2752,7 +2824,7 @@ type ChangeFiles struct {
 
 func (x *ChangeFiles) Reset() {
 	*x = ChangeFiles{}
-	mi := &file_aether_v1_aether_proto_msgTypes[32]
+	mi := &file_aether_v1_aether_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2764,7 +2836,7 @@ func (x *ChangeFiles) String() string {
 func (*ChangeFiles) ProtoMessage() {}
 
 func (x *ChangeFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[32]
+	mi := &file_aether_v1_aether_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2777,7 +2849,7 @@ func (x *ChangeFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeFiles.ProtoReflect.Descriptor instead.
 func (*ChangeFiles) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{32}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ChangeFiles) GetUser() string {
@@ -2811,7 +2883,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_aether_v1_aether_proto_msgTypes[33]
+	mi := &file_aether_v1_aether_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2895,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[33]
+	mi := &file_aether_v1_aether_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2908,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{33}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Change) GetKind() ChangeKind {
@@ -2912,7 +2984,7 @@ type ChangeResult struct {
 
 func (x *ChangeResult) Reset() {
 	*x = ChangeResult{}
-	mi := &file_aether_v1_aether_proto_msgTypes[34]
+	mi := &file_aether_v1_aether_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2924,7 +2996,7 @@ func (x *ChangeResult) String() string {
 func (*ChangeResult) ProtoMessage() {}
 
 func (x *ChangeResult) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[34]
+	mi := &file_aether_v1_aether_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2937,7 +3009,7 @@ func (x *ChangeResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeResult.ProtoReflect.Descriptor instead.
 func (*ChangeResult) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{34}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ChangeResult) GetDone() uint32 {
@@ -2968,7 +3040,7 @@ type ReadArchive struct {
 
 func (x *ReadArchive) Reset() {
 	*x = ReadArchive{}
-	mi := &file_aether_v1_aether_proto_msgTypes[35]
+	mi := &file_aether_v1_aether_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3052,7 @@ func (x *ReadArchive) String() string {
 func (*ReadArchive) ProtoMessage() {}
 
 func (x *ReadArchive) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[35]
+	mi := &file_aether_v1_aether_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3065,7 @@ func (x *ReadArchive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadArchive.ProtoReflect.Descriptor instead.
 func (*ReadArchive) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{35}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReadArchive) GetPath() string {
@@ -3045,7 +3117,7 @@ type WriteArchive struct {
 
 func (x *WriteArchive) Reset() {
 	*x = WriteArchive{}
-	mi := &file_aether_v1_aether_proto_msgTypes[36]
+	mi := &file_aether_v1_aether_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3129,7 @@ func (x *WriteArchive) String() string {
 func (*WriteArchive) ProtoMessage() {}
 
 func (x *WriteArchive) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[36]
+	mi := &file_aether_v1_aether_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3142,7 @@ func (x *WriteArchive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteArchive.ProtoReflect.Descriptor instead.
 func (*WriteArchive) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{36}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WriteArchive) GetPath() string {
@@ -3125,7 +3197,7 @@ type ListProcesses struct {
 
 func (x *ListProcesses) Reset() {
 	*x = ListProcesses{}
-	mi := &file_aether_v1_aether_proto_msgTypes[37]
+	mi := &file_aether_v1_aether_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3137,7 +3209,7 @@ func (x *ListProcesses) String() string {
 func (*ListProcesses) ProtoMessage() {}
 
 func (x *ListProcesses) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[37]
+	mi := &file_aether_v1_aether_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3150,7 +3222,7 @@ func (x *ListProcesses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcesses.ProtoReflect.Descriptor instead.
 func (*ListProcesses) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{37}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListProcesses) GetAfterPid() int32 {
@@ -3179,7 +3251,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_aether_v1_aether_proto_msgTypes[38]
+	mi := &file_aether_v1_aether_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3263,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[38]
+	mi := &file_aether_v1_aether_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3276,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{38}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Process) GetPid() int32 {
@@ -3294,7 +3366,7 @@ type Processes struct {
 
 func (x *Processes) Reset() {
 	*x = Processes{}
-	mi := &file_aether_v1_aether_proto_msgTypes[39]
+	mi := &file_aether_v1_aether_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3378,7 @@ func (x *Processes) String() string {
 func (*Processes) ProtoMessage() {}
 
 func (x *Processes) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[39]
+	mi := &file_aether_v1_aether_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3391,7 @@ func (x *Processes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Processes.ProtoReflect.Descriptor instead.
 func (*Processes) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{39}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Processes) GetProcesses() []*Process {
@@ -3347,7 +3419,7 @@ type SignalProcess struct {
 
 func (x *SignalProcess) Reset() {
 	*x = SignalProcess{}
-	mi := &file_aether_v1_aether_proto_msgTypes[40]
+	mi := &file_aether_v1_aether_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3359,7 +3431,7 @@ func (x *SignalProcess) String() string {
 func (*SignalProcess) ProtoMessage() {}
 
 func (x *SignalProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[40]
+	mi := &file_aether_v1_aether_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3372,7 +3444,7 @@ func (x *SignalProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcess.ProtoReflect.Descriptor instead.
 func (*SignalProcess) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{40}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SignalProcess) GetPid() int32 {
@@ -3411,7 +3483,7 @@ type Config struct {
 
 func (x *Config) Reset() {
 	*x = Config{}
-	mi := &file_aether_v1_aether_proto_msgTypes[41]
+	mi := &file_aether_v1_aether_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3423,7 +3495,7 @@ func (x *Config) String() string {
 func (*Config) ProtoMessage() {}
 
 func (x *Config) ProtoReflect() protoreflect.Message {
-	mi := &file_aether_v1_aether_proto_msgTypes[41]
+	mi := &file_aether_v1_aether_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3436,7 +3508,7 @@ func (x *Config) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Config.ProtoReflect.Descriptor instead.
 func (*Config) Descriptor() ([]byte, []int) {
-	return file_aether_v1_aether_proto_rawDescGZIP(), []int{41}
+	return file_aether_v1_aether_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Config) GetKey() []byte {
@@ -3485,7 +3557,7 @@ var File_aether_v1_aether_proto protoreflect.FileDescriptor
 
 const file_aether_v1_aether_proto_rawDesc = "" +
 	"\n" +
-	"\x16aether/v1/aether.proto\x12\taether.v1\"\xab\x01\n" +
+	"\x16aether/v1/aether.proto\x12\taether.v1\"\xfe\x01\n" +
 	"\x05Hello\x12\x1f\n" +
 	"\vmin_version\x18\x01 \x01(\rR\n" +
 	"minVersion\x12\x1f\n" +
@@ -3493,7 +3565,11 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"maxVersion\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\rR\aversion\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x124\n" +
-	"\bcommands\x18\x05 \x03(\v2\x18.aether.v1.CommandStatusR\bcommands\"\x96\x04\n" +
+	"\bcommands\x18\x05 \x03(\v2\x18.aether.v1.CommandStatusR\bcommands\x12,\n" +
+	"\agrounds\x18\x06 \x01(\v2\x12.aether.v1.GroundsR\agrounds\x12#\n" +
+	"\rgrounds_taken\x18\a \x01(\bR\fgroundsTaken\"$\n" +
+	"\aGrounds\x12\x19\n" +
+	"\bv1_tasks\x18\x01 \x01(\rR\av1Tasks\"\x96\x04\n" +
 	"\x05Start\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x12\n" +
@@ -3752,7 +3828,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x03env\x18\x03 \x03(\tR\x03env\x12\x16\n" +
 	"\x06cgroup\x18\x04 \x01(\tR\x06cgroup\x12\x19\n" +
 	"\bv1_tasks\x18\x05 \x01(\rR\av1Tasks\x12\x12\n" +
-	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\x91\x05\n" +
+	"\x04cpus\x18\x06 \x03(\rR\x04cpus*\xcb\x05\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x12\n" +
@@ -3787,7 +3863,10 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x13CODE_TOO_MANY_LINKS\x10/\x12\x15\n" +
 	"\x11CODE_NO_TERMINALS\x10\x11\x12\x13\n" +
 	"\x0fCODE_NO_SESSION\x100\x12\x16\n" +
-	"\x12CODE_SESSION_ENDED\x101*\xdd\x01\n" +
+	"\x12CODE_SESSION_ENDED\x101\x12\x0f\n" +
+	"\vCODE_FROZEN\x102\x12\x14\n" +
+	"\x10CODE_NOT_STOPPED\x103\x12\x11\n" +
+	"\rCODE_NO_TOOLS\x104*\xdd\x01\n" +
 	"\n" +
 	"ChangeKind\x12\x1b\n" +
 	"\x17CHANGE_KIND_UNSPECIFIED\x10\x00\x12\x1e\n" +
@@ -3812,89 +3891,91 @@ func file_aether_v1_aether_proto_rawDescGZIP() []byte {
 }
 
 var file_aether_v1_aether_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_aether_v1_aether_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_aether_v1_aether_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_aether_v1_aether_proto_goTypes = []any{
 	(Code)(0),             // 0: aether.v1.Code
 	(ChangeKind)(0),       // 1: aether.v1.ChangeKind
 	(*Hello)(nil),         // 2: aether.v1.Hello
-	(*Start)(nil),         // 3: aether.v1.Start
-	(*Terminal)(nil),      // 4: aether.v1.Terminal
-	(*Started)(nil),       // 5: aether.v1.Started
-	(*Exit)(nil),          // 6: aether.v1.Exit
-	(*Kill)(nil),          // 7: aether.v1.Kill
-	(*Release)(nil),       // 8: aether.v1.Release
-	(*CommandStatus)(nil), // 9: aether.v1.CommandStatus
-	(*Error)(nil),         // 10: aether.v1.Error
-	(*ReadFile)(nil),      // 11: aether.v1.ReadFile
-	(*FileInfo)(nil),      // 12: aether.v1.FileInfo
-	(*WriteFile)(nil),     // 13: aether.v1.WriteFile
-	(*WriteDone)(nil),     // 14: aether.v1.WriteDone
-	(*Call)(nil),          // 15: aether.v1.Call
-	(*Reply)(nil),         // 16: aether.v1.Reply
-	(*Open)(nil),          // 17: aether.v1.Open
-	(*Opened)(nil),        // 18: aether.v1.Opened
-	(*Done)(nil),          // 19: aether.v1.Done
-	(*Dial)(nil),          // 20: aether.v1.Dial
-	(*Resize)(nil),        // 21: aether.v1.Resize
-	(*CreateSession)(nil), // 22: aether.v1.CreateSession
-	(*ListSessions)(nil),  // 23: aether.v1.ListSessions
-	(*DeleteSession)(nil), // 24: aether.v1.DeleteSession
-	(*Session)(nil),       // 25: aether.v1.Session
-	(*Sessions)(nil),      // 26: aether.v1.Sessions
-	(*FileEntry)(nil),     // 27: aether.v1.FileEntry
-	(*StatFiles)(nil),     // 28: aether.v1.StatFiles
-	(*StatResults)(nil),   // 29: aether.v1.StatResults
-	(*StatResult)(nil),    // 30: aether.v1.StatResult
-	(*ListFiles)(nil),     // 31: aether.v1.ListFiles
-	(*WatchFiles)(nil),    // 32: aether.v1.WatchFiles
-	(*FileEvent)(nil),     // 33: aether.v1.FileEvent
-	(*ChangeFiles)(nil),   // 34: aether.v1.ChangeFiles
-	(*Change)(nil),        // 35: aether.v1.Change
-	(*ChangeResult)(nil),  // 36: aether.v1.ChangeResult
-	(*ReadArchive)(nil),   // 37: aether.v1.ReadArchive
-	(*WriteArchive)(nil),  // 38: aether.v1.WriteArchive
-	(*ListProcesses)(nil), // 39: aether.v1.ListProcesses
-	(*Process)(nil),       // 40: aether.v1.Process
-	(*Processes)(nil),     // 41: aether.v1.Processes
-	(*SignalProcess)(nil), // 42: aether.v1.SignalProcess
-	(*Config)(nil),        // 43: aether.v1.Config
+	(*Grounds)(nil),       // 3: aether.v1.Grounds
+	(*Start)(nil),         // 4: aether.v1.Start
+	(*Terminal)(nil),      // 5: aether.v1.Terminal
+	(*Started)(nil),       // 6: aether.v1.Started
+	(*Exit)(nil),          // 7: aether.v1.Exit
+	(*Kill)(nil),          // 8: aether.v1.Kill
+	(*Release)(nil),       // 9: aether.v1.Release
+	(*CommandStatus)(nil), // 10: aether.v1.CommandStatus
+	(*Error)(nil),         // 11: aether.v1.Error
+	(*ReadFile)(nil),      // 12: aether.v1.ReadFile
+	(*FileInfo)(nil),      // 13: aether.v1.FileInfo
+	(*WriteFile)(nil),     // 14: aether.v1.WriteFile
+	(*WriteDone)(nil),     // 15: aether.v1.WriteDone
+	(*Call)(nil),          // 16: aether.v1.Call
+	(*Reply)(nil),         // 17: aether.v1.Reply
+	(*Open)(nil),          // 18: aether.v1.Open
+	(*Opened)(nil),        // 19: aether.v1.Opened
+	(*Done)(nil),          // 20: aether.v1.Done
+	(*Dial)(nil),          // 21: aether.v1.Dial
+	(*Resize)(nil),        // 22: aether.v1.Resize
+	(*CreateSession)(nil), // 23: aether.v1.CreateSession
+	(*ListSessions)(nil),  // 24: aether.v1.ListSessions
+	(*DeleteSession)(nil), // 25: aether.v1.DeleteSession
+	(*Session)(nil),       // 26: aether.v1.Session
+	(*Sessions)(nil),      // 27: aether.v1.Sessions
+	(*FileEntry)(nil),     // 28: aether.v1.FileEntry
+	(*StatFiles)(nil),     // 29: aether.v1.StatFiles
+	(*StatResults)(nil),   // 30: aether.v1.StatResults
+	(*StatResult)(nil),    // 31: aether.v1.StatResult
+	(*ListFiles)(nil),     // 32: aether.v1.ListFiles
+	(*WatchFiles)(nil),    // 33: aether.v1.WatchFiles
+	(*FileEvent)(nil),     // 34: aether.v1.FileEvent
+	(*ChangeFiles)(nil),   // 35: aether.v1.ChangeFiles
+	(*Change)(nil),        // 36: aether.v1.Change
+	(*ChangeResult)(nil),  // 37: aether.v1.ChangeResult
+	(*ReadArchive)(nil),   // 38: aether.v1.ReadArchive
+	(*WriteArchive)(nil),  // 39: aether.v1.WriteArchive
+	(*ListProcesses)(nil), // 40: aether.v1.ListProcesses
+	(*Process)(nil),       // 41: aether.v1.Process
+	(*Processes)(nil),     // 42: aether.v1.Processes
+	(*SignalProcess)(nil), // 43: aether.v1.SignalProcess
+	(*Config)(nil),        // 44: aether.v1.Config
 }
 var file_aether_v1_aether_proto_depIdxs = []int32{
-	9,  // 0: aether.v1.Hello.commands:type_name -> aether.v1.CommandStatus
-	4,  // 1: aether.v1.Start.terminal:type_name -> aether.v1.Terminal
-	0,  // 2: aether.v1.Error.code:type_name -> aether.v1.Code
-	21, // 3: aether.v1.Call.resize:type_name -> aether.v1.Resize
-	22, // 4: aether.v1.Call.create_session:type_name -> aether.v1.CreateSession
-	23, // 5: aether.v1.Call.list_sessions:type_name -> aether.v1.ListSessions
-	24, // 6: aether.v1.Call.delete_session:type_name -> aether.v1.DeleteSession
-	28, // 7: aether.v1.Call.stat_files:type_name -> aether.v1.StatFiles
-	34, // 8: aether.v1.Call.change_files:type_name -> aether.v1.ChangeFiles
-	39, // 9: aether.v1.Call.list_processes:type_name -> aether.v1.ListProcesses
-	42, // 10: aether.v1.Call.signal_process:type_name -> aether.v1.SignalProcess
-	25, // 11: aether.v1.Reply.session:type_name -> aether.v1.Session
-	26, // 12: aether.v1.Reply.sessions:type_name -> aether.v1.Sessions
-	29, // 13: aether.v1.Reply.stat_results:type_name -> aether.v1.StatResults
-	36, // 14: aether.v1.Reply.change_result:type_name -> aether.v1.ChangeResult
-	41, // 15: aether.v1.Reply.processes:type_name -> aether.v1.Processes
-	20, // 16: aether.v1.Open.dial:type_name -> aether.v1.Dial
-	31, // 17: aether.v1.Open.list_files:type_name -> aether.v1.ListFiles
-	32, // 18: aether.v1.Open.watch_files:type_name -> aether.v1.WatchFiles
-	37, // 19: aether.v1.Open.read_archive:type_name -> aether.v1.ReadArchive
-	38, // 20: aether.v1.Open.write_archive:type_name -> aether.v1.WriteArchive
-	10, // 21: aether.v1.Done.problem:type_name -> aether.v1.Error
-	25, // 22: aether.v1.Sessions.sessions:type_name -> aether.v1.Session
-	30, // 23: aether.v1.StatResults.results:type_name -> aether.v1.StatResult
-	27, // 24: aether.v1.StatResult.file:type_name -> aether.v1.FileEntry
-	10, // 25: aether.v1.StatResult.error:type_name -> aether.v1.Error
-	35, // 26: aether.v1.ChangeFiles.changes:type_name -> aether.v1.Change
-	1,  // 27: aether.v1.Change.kind:type_name -> aether.v1.ChangeKind
-	10, // 28: aether.v1.ChangeResult.error:type_name -> aether.v1.Error
-	40, // 29: aether.v1.Processes.processes:type_name -> aether.v1.Process
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	10, // 0: aether.v1.Hello.commands:type_name -> aether.v1.CommandStatus
+	3,  // 1: aether.v1.Hello.grounds:type_name -> aether.v1.Grounds
+	5,  // 2: aether.v1.Start.terminal:type_name -> aether.v1.Terminal
+	0,  // 3: aether.v1.Error.code:type_name -> aether.v1.Code
+	22, // 4: aether.v1.Call.resize:type_name -> aether.v1.Resize
+	23, // 5: aether.v1.Call.create_session:type_name -> aether.v1.CreateSession
+	24, // 6: aether.v1.Call.list_sessions:type_name -> aether.v1.ListSessions
+	25, // 7: aether.v1.Call.delete_session:type_name -> aether.v1.DeleteSession
+	29, // 8: aether.v1.Call.stat_files:type_name -> aether.v1.StatFiles
+	35, // 9: aether.v1.Call.change_files:type_name -> aether.v1.ChangeFiles
+	40, // 10: aether.v1.Call.list_processes:type_name -> aether.v1.ListProcesses
+	43, // 11: aether.v1.Call.signal_process:type_name -> aether.v1.SignalProcess
+	26, // 12: aether.v1.Reply.session:type_name -> aether.v1.Session
+	27, // 13: aether.v1.Reply.sessions:type_name -> aether.v1.Sessions
+	30, // 14: aether.v1.Reply.stat_results:type_name -> aether.v1.StatResults
+	37, // 15: aether.v1.Reply.change_result:type_name -> aether.v1.ChangeResult
+	42, // 16: aether.v1.Reply.processes:type_name -> aether.v1.Processes
+	21, // 17: aether.v1.Open.dial:type_name -> aether.v1.Dial
+	32, // 18: aether.v1.Open.list_files:type_name -> aether.v1.ListFiles
+	33, // 19: aether.v1.Open.watch_files:type_name -> aether.v1.WatchFiles
+	38, // 20: aether.v1.Open.read_archive:type_name -> aether.v1.ReadArchive
+	39, // 21: aether.v1.Open.write_archive:type_name -> aether.v1.WriteArchive
+	11, // 22: aether.v1.Done.problem:type_name -> aether.v1.Error
+	26, // 23: aether.v1.Sessions.sessions:type_name -> aether.v1.Session
+	31, // 24: aether.v1.StatResults.results:type_name -> aether.v1.StatResult
+	28, // 25: aether.v1.StatResult.file:type_name -> aether.v1.FileEntry
+	11, // 26: aether.v1.StatResult.error:type_name -> aether.v1.Error
+	36, // 27: aether.v1.ChangeFiles.changes:type_name -> aether.v1.Change
+	1,  // 28: aether.v1.Change.kind:type_name -> aether.v1.ChangeKind
+	11, // 29: aether.v1.ChangeResult.error:type_name -> aether.v1.Error
+	41, // 30: aether.v1.Processes.processes:type_name -> aether.v1.Process
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_aether_v1_aether_proto_init() }
@@ -3902,7 +3983,7 @@ func file_aether_v1_aether_proto_init() {
 	if File_aether_v1_aether_proto != nil {
 		return
 	}
-	file_aether_v1_aether_proto_msgTypes[13].OneofWrappers = []any{
+	file_aether_v1_aether_proto_msgTypes[14].OneofWrappers = []any{
 		(*Call_Resize)(nil),
 		(*Call_CreateSession)(nil),
 		(*Call_ListSessions)(nil),
@@ -3912,14 +3993,14 @@ func file_aether_v1_aether_proto_init() {
 		(*Call_ListProcesses)(nil),
 		(*Call_SignalProcess)(nil),
 	}
-	file_aether_v1_aether_proto_msgTypes[14].OneofWrappers = []any{
+	file_aether_v1_aether_proto_msgTypes[15].OneofWrappers = []any{
 		(*Reply_Session)(nil),
 		(*Reply_Sessions)(nil),
 		(*Reply_StatResults)(nil),
 		(*Reply_ChangeResult)(nil),
 		(*Reply_Processes)(nil),
 	}
-	file_aether_v1_aether_proto_msgTypes[15].OneofWrappers = []any{
+	file_aether_v1_aether_proto_msgTypes[16].OneofWrappers = []any{
 		(*Open_Dial)(nil),
 		(*Open_ListFiles)(nil),
 		(*Open_WatchFiles)(nil),
@@ -3932,7 +4013,7 @@ func file_aether_v1_aether_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_aether_v1_aether_proto_rawDesc), len(file_aether_v1_aether_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   42,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1486,7 +1486,9 @@ type Command struct {
 	// Runs in this session instead of a process of its own: only shell, stdin (whole, at most 64 KiB), the time-outs and
 	// tag may be given beside it. One runs at a time, others wait in order.
 	Session string `protobuf:"bytes,12,opt,name=session,proto3" json:"session,omitempty"`
-	// All else in the sandbox is stopped while it runs, and shell and tools come from the platform, not from the sandbox.
+	// All else in the sandbox is stopped while it runs, and shell and tools come from the platform, not from the sandbox. argv
+	// begins with the name of a tool; env is all of its environment; user is root or a number, cwd is / if empty, and without a
+	// timeout it has 10 min. Without terminal and session.
 	Trusted       bool `protobuf:"varint,13,opt,name=trusted,proto3" json:"trusted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -240,7 +240,7 @@ func contains(procs string, pid int) bool {
 	return false
 }
 
-// OOMKills is how many processes of the user part the kernel has killed for want of memory so far. It costs three system calls.
+// OOMKills is how many commands' processes the kernel has killed for want of memory so far. It costs four system calls.
 func (t *Tree) OOMKills(cg driver.Cgroups) (int64, error) {
 	file := filepath.Join(cg.V2User, "memory.events")
 	if dir, ok := cg.V1User["memory"]; ok {
@@ -250,7 +250,7 @@ func (t *Tree) OOMKills(cg driver.Cgroups) (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("count OOM kills: %w", err)
 	}
-	return n, nil
+	return n + trustedKills(cg), nil
 }
 
 // Pids lists the processes of a sandbox, as this process's pid namespace numbers them. Without groups it is empty.

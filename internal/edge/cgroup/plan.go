@@ -141,7 +141,7 @@ func (t *Tree) v1Dirs(id sandbox.ID) []string {
 		return nil
 	}
 	memory, pids := filepath.Join(t.v1["memory"], string(id)), filepath.Join(t.v1["pids"], string(id))
-	return []string{memory + ".user", memory + ".aether", filepath.Join(t.v1["cpu"], string(id)), pids, pids + ".aether"}
+	return []string{memory + ".user", memory + ".aether", memory + ".trusted", pids + ".trusted", filepath.Join(t.v1["cpu"], string(id)), pids, pids + ".aether"}
 }
 
 // quota is the CPU time per period in µs, or 0 for none: where a sandbox may use the whole node a weight is enough, and setting

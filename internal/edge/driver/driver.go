@@ -81,6 +81,13 @@ type Cgroups struct {
 	CPUs     []int             `json:"cpus,omitempty"` // CPU mask of the user part; nil = all
 }
 
+// Trusted is what stops the user part, and the groups of trusted commands beside it. V1 is empty on cgroup v2.
+type Trusted struct {
+	Freeze string
+	V2     string
+	V1     map[string]string // controller -> directory
+}
+
 // A Handle finds a sandbox again. Data is the driver's own, versioned and opaque to everyone else.
 type Handle struct {
 	Driver  string          `json:"driver"`

@@ -161,7 +161,7 @@ func (c *Client) reserve(id string, cmd sandbox.Command) (m *Command, l *link, e
 }
 
 func (m *Command) prepare(cmd sandbox.Command) {
-	req := &aetherv1.Start{CommandId: m.id, Argv: cmd.Argv, Shell: cmd.Shell, Cwd: cmd.Cwd, User: cmd.User}
+	req := &aetherv1.Start{CommandId: m.id, Argv: cmd.Argv, Shell: cmd.Shell, Cwd: cmd.Cwd, User: cmd.User, Trusted: cmd.Trusted}
 	if req.Cwd == "" {
 		req.Cwd = "/"
 	}

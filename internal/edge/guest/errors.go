@@ -42,6 +42,9 @@ var meanings = map[aetherv1.Code]meaning{
 	aetherv1.Code_CODE_NO_SESSION:     {sandbox.NotFound, "session_not_found"},
 	aetherv1.Code_CODE_SESSION_ENDED:  {sandbox.FailedPrecondition, "session_ended"},
 	aetherv1.Code_CODE_DIGEST:         {sandbox.InvalidArgument, "content_mismatch"},
+	aetherv1.Code_CODE_FROZEN:         {sandbox.Unavailable, "sandbox_frozen"},
+	aetherv1.Code_CODE_NOT_STOPPED:    {sandbox.FailedPrecondition, "not_stopped"},
+	aetherv1.Code_CODE_NO_TOOLS:       {sandbox.Unsupported, "no_trusted_tools"},
 	aetherv1.Code_CODE_UNSAFE_ENTRY:   {sandbox.InvalidArgument, "unsafe_entry"},
 	aetherv1.Code_CODE_BAD_ARCHIVE:    {sandbox.InvalidArgument, "bad_archive"},
 	aetherv1.Code_CODE_NOT_EMPTY:      {sandbox.FailedPrecondition, "directory_not_empty"},
@@ -92,11 +95,12 @@ func unresponsive(what string) *sandbox.Error {
 }
 
 var (
-	errGone    = sandbox.Errorf(sandbox.Unavailable, "guest_died", "the sandbox's processes have ended")
-	errClosed  = sandbox.Errorf(sandbox.Unavailable, "edge_stopping", "the edge is stopping; ask again, the sandbox goes on")
-	errBroken  = sandbox.Errorf(sandbox.Unavailable, "guest_disconnected", "the connection to the sandbox broke during the transfer; try again")
-	errKey     = errors.New("aether ended the connection at the greeting")
-	errVersion = sandbox.Errorf(sandbox.FailedPrecondition, "guest_version", "the sandbox's aether speaks no version of the protocol that this edge knows")
+	errGone     = sandbox.Errorf(sandbox.Unavailable, "guest_died", "the sandbox's processes have ended")
+	errClosed   = sandbox.Errorf(sandbox.Unavailable, "edge_stopping", "the edge is stopping; ask again, the sandbox goes on")
+	errBroken   = sandbox.Errorf(sandbox.Unavailable, "guest_disconnected", "the connection to the sandbox broke during the transfer; try again")
+	errKey      = errors.New("aether ended the connection at the greeting")
+	errOldGuest = sandbox.Errorf(sandbox.Unsupported, "no_trusted_tools", "this sandbox was made by a version of dsec without trusted commands; create a new one")
+	errVersion  = sandbox.Errorf(sandbox.FailedPrecondition, "guest_version", "the sandbox's aether speaks no version of the protocol that this edge knows")
 )
 
 // violation is what no honest aether does.

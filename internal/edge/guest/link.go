@@ -45,6 +45,7 @@ type link struct {
 
 type helloAnswer struct {
 	commands []*aetherv1.CommandStatus
+	grounds  bool // were taken
 	err      error
 }
 
@@ -55,16 +56,23 @@ func newLink(c *Client, nc net.Conn) *link {
 
 // hello starts reading and waits for aether's greeting.
 func (l *link) hello(ctx context.Context) ([]*aetherv1.CommandStatus, error) {
+	return l.sendHello(ctx, nil)
+}
+
+func (l *link) sendHello(ctx context.Context, grounds *aetherv1.Grounds) ([]*aetherv1.CommandStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	l.served.Go(func() { _ = l.conn.Serve(l) }) // its error is conn.Err
-	m := &aetherv1.Hello{MinVersion: version, MaxVersion: version, Key: l.c.o.Key}
+	m := &aetherv1.Hello{MinVersion: version, MaxVersion: version, Key: l.c.o.Key, Grounds: grounds}
 	if err := l.post(wire.MsgHello, 0, m); err != nil {
 		return nil, err
 	}
 	l.conn.Flush()
 	select {
 	case a := <-l.greet:
+		if a.err == nil && grounds != nil && !a.grounds {
+			a.err = errOldGuest
+		}
 		return a.commands, a.err
 	case <-l.conn.Done():
 		return nil, errors.Join(errKey, l.conn.Err())
@@ -181,7 +189,7 @@ func (l *link) greeting(t wire.Type, payload []byte) error {
 		seen[k.CommandId] = true
 	}
 	l.greeted = true
-	l.greet <- helloAnswer{commands: m.Commands}
+	l.greet <- helloAnswer{commands: m.Commands, grounds: m.GroundsTaken}
 	return nil
 }
 

@@ -129,6 +129,7 @@ def command_message(
     timeout: float | None,
     no_output_timeout: float | None = None,
     tag: str | None = None,
+    trusted: bool = False,
 ) -> dict[str, Any]:
     """Return the JSON form of dsec.v1.Command without its stdin; raises InvalidArgumentError."""
     message: dict[str, Any] = {}
@@ -161,6 +162,8 @@ def command_message(
         message["noOutputTimeoutSeconds"] = no_output_timeout
     if tag is not None:
         message["tag"] = checked_tag(tag)
+    if trusted:
+        message["trusted"] = True
     return message
 
 

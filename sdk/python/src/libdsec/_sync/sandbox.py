@@ -74,6 +74,7 @@ class Sandbox(FileOperations):
         command_id: str | None = None,
         tag: str | None = None,
         no_output_timeout: float | None = None,
+        trusted: bool = False,
     ) -> CommandResult:
         """Run a script with ``bash -c`` (``sh -c`` where there is no bash) and wait for its end.
 
@@ -93,6 +94,11 @@ class Sandbox(FileOperations):
             tag: ``[a-zA-Z0-9_.-]{1,64}``, for ``list_commands`` and ``attach``; several commands may have the same.
             no_output_timeout: seconds without a byte of output after which the platform kills the whole process tree
                 (``timed_out`` and ``no_output``). None: no limit.
+            trusted: everything else in the sandbox is stopped while it runs, and shell and tools come from the platform: for
+                the truth about a sandbox whose root is hostile. The shell is busybox's ``sh``; what is not one of its
+                tools is not found, unless by its path in the sandbox. ``env`` is all of the environment, ``user`` is root
+                or a number, ``cwd`` is ``/`` and ``timeout`` 600 if they are None. Files are the sandbox's: a path may lead
+                through its links, and a FIFO keep who opens it waiting. What it left running is killed at its end.
 
         Returns:
             The result, with all output that the platform keeps (64 MiB).
@@ -100,6 +106,8 @@ class Sandbox(FileOperations):
         Raises:
             CommandFailedError: with ``check``.
             InvalidArgumentError: before any request where that can be told.
+            FailedPreconditionError: for a trusted command, something in the sandbox did not stop (``not_stopped``).
+            UnsupportedError: the node has no tools for trusted commands (``no_trusted_tools``).
         """
         message = command_message(
             argv=None,
@@ -110,6 +118,7 @@ class Sandbox(FileOperations):
             timeout=timeout,
             no_output_timeout=no_output_timeout,
             tag=tag,
+            trusted=trusted,
         )
         name = command_id or commands.new_id()
         return commands.run(self._api, self.id, name, message, input_of(stdin), check=check)
@@ -127,10 +136,12 @@ class Sandbox(FileOperations):
         command_id: str | None = None,
         tag: str | None = None,
         no_output_timeout: float | None = None,
+        trusted: bool = False,
     ) -> CommandResult:
         """Run a program with its arguments as they are, without a shell, and wait for its end. See ``run_shell``.
 
-        A program that does not exist or cannot be executed is an error, not a result.
+        A program that does not exist or cannot be executed is an error, not a result. A ``trusted`` one is a tool of the
+        platform's, by its name alone, for example ``["sha256sum", "/etc/passwd"]``.
         """
         message = command_message(
             argv=argv,
@@ -141,6 +152,7 @@ class Sandbox(FileOperations):
             timeout=timeout,
             no_output_timeout=no_output_timeout,
             tag=tag,
+            trusted=trusted,
         )
         name = command_id or commands.new_id()
         return commands.run(self._api, self.id, name, message, input_of(stdin), check=check)
@@ -157,12 +169,13 @@ class Sandbox(FileOperations):
         command_id: str | None = None,
         tag: str | None = None,
         no_output_timeout: float | None = None,
+        trusted: bool = False,
     ) -> Command:
         """Start a script (str) or a program (sequence) and return at once.
 
         Args:
             command: as in ``run_shell`` or ``exec``.
-            timeout, cwd, user, env, command_id, tag, no_output_timeout: as in ``run_shell``.
+            timeout, cwd, user, env, command_id, tag, no_output_timeout, trusted: as in ``run_shell``.
             stdin_open: its input comes by ``Command.write_stdin``; else it is /dev/null.
         """
         script = command if isinstance(command, str) else None
@@ -176,6 +189,7 @@ class Sandbox(FileOperations):
             timeout=timeout,
             no_output_timeout=no_output_timeout,
             tag=tag,
+            trusted=trusted,
         )
         if stdin_open:
             message["stdinFollows"] = True

@@ -1,0 +1,67 @@
+package edge
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	dsecv1 "dsec/api/dsec/v1"
+	"dsec/internal/grpcerr"
+	"dsec/sandbox"
+)
+
+type fakeTools struct{}
+
+func (fakeTools) Mount() int { return 77 }
+
+func TestTrustedCommands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(o *Options) { o.Tools = fakeTools{} })
+		id := w.create()
+		for _, cmd := range []*dsecv1.Command{{Shell: "true"}, {Shell: "true", User: "7:8", TimeoutSeconds: 5}} {
+			cmd.Trusted = true
+			if _, err := w.s.Exec(w.user(), &dsecv1.ExecRequest{SandboxId: string(id), Command: cmd}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v, _ := w.guests.Load(id)
+		g := v.(*fakeGuest)
+		if len(g.trusts) != 1 || g.trusts[0].Tools != 77 || g.trusts[0].Group == "" {
+			t.Errorf("handed over: %+v", g.trusts)
+		}
+		if g.last.User != "7:8" || g.last.Timeout != 5*time.Second || g.last.Cwd != "" {
+			t.Errorf("%+v", g.last)
+		}
+		w.close()
+	})
+}
+
+// What the sandbox says of user, environment and directory is not a trusted command's.
+func TestTrustedCommandsHaveDefaultsOfTheirOwn(t *testing.T) {
+	in := &instance{}
+	got := in.withDefaults(sandbox.Command{Shell: "true", Trusted: true})
+	if got.User != "0:0" || got.Timeout != trustedTimeout || got.Env != nil || got.Cwd != "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestNoTrustedCommandsWithoutTools(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		id := string(w.create())
+		_, err := w.s.Exec(w.user(), &dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "true", Trusted: true}})
+		if e := sandbox.AsError(grpcerr.FromStatus(err)); e.Class != sandbox.Unsupported || e.Reason != "no_trusted_tools" {
+			t.Errorf("%v", err)
+		}
+		if _, err := w.s.Exec(w.user(), &dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "true"}}); err != nil {
+			t.Errorf("another command: %v", err)
+		}
+		for _, bad := range []*dsecv1.Command{{Argv: []string{"/bin/ls"}}, {Shell: "true", User: "games"}, {Terminal: &dsecv1.Terminal{}}} {
+			bad.Trusted = true
+			if _, err := w.s.Exec(w.user(), &dsecv1.ExecRequest{SandboxId: id, Command: bad}); sandbox.ReasonOf(grpcerr.FromStatus(err)) != "invalid_command" {
+				t.Errorf("%v: %v", bad, err)
+			}
+		}
+		w.close()
+	})
+}
