@@ -89,6 +89,8 @@ async def test_attach(config: DSecConfig) -> None:
     assert await again.read() == b"two\n"
     assert await first.read() == b"two\n"  # readers do not disturb each other
     await again.kill()
+    await first.close()
+    await again.close()
 
     newest = await sandbox.attach(tag="loop")
     assert newest.id == other.id

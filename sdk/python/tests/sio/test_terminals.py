@@ -90,6 +90,8 @@ def test_attach(config: DSecConfig) -> None:
     assert again.read() == b"two\n"
     assert first.read() == b"two\n"  # readers do not disturb each other
     again.kill()
+    first.close()
+    again.close()
 
     newest = sandbox.attach(tag="loop")
     assert newest.id == other.id
