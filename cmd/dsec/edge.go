@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	stdlog "log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -76,6 +77,7 @@ func runEdge(ctx context.Context, c *console, o *edgeOptions, log *slog.Logger) 
 		}
 	}()
 	tuneDaemon(log)
+	stdlog.SetOutput(io.Discard) // net/http tells there what servers inside sandboxes send unasked
 	release, err := waitForLock(ctx, filepath.Join(o.edgeDir(), "lock"))
 	if err != nil {
 		return err

@@ -327,7 +327,7 @@ func (e *Edge) serveTCP(w http.ResponseWriter, r *http.Request, in *instance, po
 		_, _ = inside.Close(), conn.Close() // the apiserver is gone
 		return
 	}
-	_ = ports.Join(ports.NewFrames(ports.Hijacked{Conn: conn, R: buffered.Reader}), inside) // both sides know
+	_ = ports.Join(ports.NewFrames(ports.NewHijacked(conn, buffered)), inside) // both sides know
 }
 
 // copyBuffers is a pool of buffers for the proxy.

@@ -207,8 +207,8 @@ func TestHostileServers(t *testing.T) {
 	}
 	for name, answer := range bodies {
 		res, err := client.Get(portURL(base, id, hostile(t, answer), "/"))
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+		if err != nil { // it broke before its head had gone out
+			continue
 		}
 		if _, err := io.Copy(io.Discard, res.Body); err == nil {
 			t.Errorf("%s: a whole body", name)

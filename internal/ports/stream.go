@@ -2,6 +2,7 @@ package ports
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -75,17 +76,31 @@ func reset(s Stream) {
 	}
 }
 
-// Hijacked is a connection that was taken from an HTTP server, with what it has read already.
+// Hijacked is a connection that was taken from an HTTP server.
 type Hijacked struct {
 	net.Conn
-	R io.Reader
+	ahead []byte // what the server has read already
+}
+
+// NewHijacked makes one of what Hijack gives. The server's reader is not read from: at the client's end, which may be
+// that of one direction alone, it would cancel the request.
+func NewHijacked(c net.Conn, rw *bufio.ReadWriter) *Hijacked {
+	ahead, _ := rw.Reader.Peek(rw.Reader.Buffered()) // it has as many
+	return &Hijacked{Conn: c, ahead: bytes.Clone(ahead)}
 }
 
 // Read reads what the server has read, then the connection.
-func (h Hijacked) Read(p []byte) (int, error) { return h.R.Read(p) }
+func (h *Hijacked) Read(p []byte) (int, error) {
+	if len(h.ahead) > 0 {
+		n := copy(p, h.ahead)
+		h.ahead = h.ahead[n:]
+		return n, nil
+	}
+	return h.Conn.Read(p)
+}
 
 // CloseWrite says that nothing follows.
-func (h Hijacked) CloseWrite() error {
+func (h *Hijacked) CloseWrite() error {
 	if c, ok := h.Conn.(interface{ CloseWrite() error }); ok {
 		return c.CloseWrite()
 	}
@@ -93,7 +108,7 @@ func (h Hijacked) CloseWrite() error {
 }
 
 // Reset makes Close tell the peer that the stream broke.
-func (h Hijacked) Reset() {
+func (h *Hijacked) Reset() {
 	if c, ok := h.Conn.(interface{ SetLinger(int) error }); ok {
 		_ = c.SetLinger(0)
 	}

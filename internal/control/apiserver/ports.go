@@ -138,7 +138,7 @@ func (x *exchange) hijack(protocol string) (ports.Stream, error) {
 	if _, err := fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", protocol); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	h := ports.Hijacked{Conn: conn, R: buffered.Reader}
+	h := ports.NewHijacked(conn, buffered)
 	if protocol == ports.UpgradeFrames {
 		return ports.NewFrames(h), nil
 	}

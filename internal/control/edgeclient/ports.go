@@ -43,7 +43,8 @@ func (p *byteProxy) newPortProxy() *httputil.ReverseProxy {
 		BufferPool:    &buffers{},
 		ErrorLog:      log.New(io.Discard, "", 0),
 		ModifyResponse: func(r *http.Response) error {
-			if f := r.Request.Context().Value(portCallKey{}).(portCall).Answer; f != nil {
+			f := r.Request.Context().Value(portCallKey{}).(portCall).Answer
+			if f != nil && r.Header.Get(ports.Error) == "" { // the edge's own answers are ours
 				f(r.Header)
 			}
 			return nil

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,6 +26,8 @@ type Conn struct {
 	remote address
 	closed func()
 	once   sync.Once
+
+	wroteEnd, readEnd, cut atomic.Bool
 }
 
 type address string
@@ -92,10 +95,27 @@ func explainDial(m *aetherv1.Error) *sandbox.Error {
 }
 
 // Read returns io.EOF once the port has ended its direction.
-func (c *Conn) Read(p []byte) (int, error) { return c.Duplex.Read(p) }
+func (c *Conn) Read(p []byte) (int, error) {
+	n, err := c.Duplex.Read(p)
+	if errors.Is(err, io.EOF) {
+		c.readEnd.Store(true)
+	}
+	return n, err
+}
 
 // WriteTo likewise.
-func (c *Conn) WriteTo(w io.Writer) (int64, error) { return c.Duplex.WriteTo(w) }
+func (c *Conn) WriteTo(w io.Writer) (int64, error) {
+	n, err := c.Duplex.WriteTo(w)
+	c.readEnd.Store(err == nil)
+	return n, err
+}
+
+// CloseWrite sends our FIN after all that was written.
+func (c *Conn) CloseWrite() error {
+	err := c.Duplex.CloseWrite()
+	c.wroteEnd.Store(err == nil)
+	return err
+}
 
 // Write tells of a port that takes no more as the kernel does.
 func (c *Conn) Write(p []byte) (int, error) {
@@ -107,11 +127,36 @@ func (c *Conn) Write(p []byte) (int, error) {
 }
 
 // Reset makes Close tell the port that the connection was cut.
-func (c *Conn) Reset() { _ = c.CloseRead() } // an error is the connection's
+func (c *Conn) Reset() {
+	c.cut.Store(true)
+	_ = c.CloseRead() // an error is the connection's
+}
 
-// Close ends the connection as close(2) does.
-func (c *Conn) Close() error {
-	c.once.Do(c.closed)
+// lingerTime is how long the port may take to read what was sent before both directions ended.
+const lingerTime = time.Minute
+
+// Close ends the connection as close(2) does: after both directions have ended, what was sent still arrives.
+func (c *Conn) Close() (err error) {
+	c.once.Do(func() {
+		if c.cut.Load() || !c.wroteEnd.Load() || !c.readEnd.Load() {
+			err = c.finish()
+			return
+		}
+		go func() { // ends with the connection to aether, too
+			t := time.NewTimer(lingerTime)
+			defer t.Stop()
+			select {
+			case <-c.done:
+			case <-t.C:
+			}
+			_ = c.finish() // nothing is left to tell
+		}()
+	})
+	return err
+}
+
+func (c *Conn) finish() error {
+	defer c.closed()
 	return c.ByteStream.Close()
 }
 

@@ -187,6 +187,40 @@ func TestDialTellsOfResets(t *testing.T) {
 	}
 }
 
+// What was sent arrives, though Close comes at once: a cancellation would overtake it.
+func TestDialCloseAfterTheEndLosesNothing(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	got := make(chan int, 1)
+	begin := make(chan struct{})
+	port := listen(t, func(c *net.TCPConn) {
+		_ = c.CloseWrite()
+		<-begin
+		n, _ := io.Copy(io.Discard, c)
+		got <- int(n)
+	})
+	for range 20 {
+		s, err := c.Dial(testContext(t), "", port, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(s); err != nil || len(b) > 0 {
+			t.Fatalf("%q %v", b, err)
+		}
+		if _, err := s.Write(make([]byte, 100_000)); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		begin <- struct{}{}
+		if n := <-got; n != 100_000 {
+			t.Fatalf("%d bytes arrived", n)
+		}
+	}
+}
+
 func TestDialUnknownHost(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()

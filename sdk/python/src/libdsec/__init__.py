@@ -18,10 +18,11 @@ What surprises: a command's ``timeout`` is enforced by the platform and gives a 
 exception; cancelling ``run_shell`` kills the command; output is bytes (``stdout_bytes``), ``stdout`` is their text.
 """
 
-from ._args import DSecContainerRunArgs
+from ._args import DSecContainerRunArgs, ExecProbe, HttpProbe, TcpProbe
 from ._async.client import DSecClient, RunResult
 from ._async.command import Command, Stdin
 from ._async.files import FileWatch
+from ._async.ports import Forward, HttpBody, HttpResponse, Port, PortStream
 from ._async.sandbox import Sandbox
 from ._async.session import Session
 from ._async.terminal import Terminal
@@ -59,9 +60,17 @@ __all__ = [
     "Command",
     "Terminal",
     "FileReader",
+    "Forward",
+    "HttpResponse",
+    "Port",
+    "PortStream",
     "FileWatch",
     # what methods take
     "Content",
+    "ExecProbe",
+    "HttpBody",
+    "HttpProbe",
+    "TcpProbe",
     "FileChange",
     "FilePath",
     "Stdin",

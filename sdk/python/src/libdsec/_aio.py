@@ -189,6 +189,98 @@ async def connect(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: f
     return stream
 
 
+class Duplex:
+    """A connection that one task reads while another writes. Made by ``open_duplex`` and ``listen``."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self, limit: int) -> bytes:
+        """Return bytes as soon as there are some, ``b""`` at the end."""
+        return await self._reader.read(limit)
+
+    async def write(self, data: bytes) -> None:
+        """Send all of it."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def write_eof(self) -> None:
+        """Say that nothing follows."""
+        self._writer.write_eof()
+
+    def close(self) -> None:
+        """Close, in order."""
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            self._writer.close()
+
+    def abort(self) -> None:
+        """Close so that the peer sees that it was cut."""
+        sock = self._writer.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        with contextlib.suppress(RuntimeError):
+            self._writer.transport.abort()
+
+
+async def open_duplex(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> Duplex:
+    """Open a connection that is read and written at the same time."""
+    if endpoint.unix_path is not None:
+        dial = asyncio.open_unix_connection(endpoint.unix_path)
+    else:
+        dial = asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
+    try:
+        return Duplex(*await asyncio.wait_for(dial, timeout))
+    except asyncio.TimeoutError:
+        raise TimeoutError(f"no connection within {timeout:g} s") from None
+
+
+async def together(*jobs: Callable[[], Awaitable[None]]) -> None:
+    """Run jobs at the same time and return when all have ended. The first error ends the others and is raised."""
+    tasks = [asyncio.ensure_future(job()) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Listener:
+    """Accepts connections on a local port and serves each by ``serve``, until it is closed."""
+
+    def __init__(self, serve: Callable[[Duplex], Awaitable[None]]) -> None:
+        self._serve = serve
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, host: str, port: int) -> int:
+        """Listen, and return the port."""
+        self._server = await asyncio.start_server(self._accept, host, port)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._serve(Duplex(reader, writer))
+        except asyncio.CancelledError:
+            writer.transport.abort()
+        finally:
+            self._tasks.discard(task)
+
+    async def close(self) -> None:
+        """End the listening and all connections."""
+        if self._server is not None:
+            self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Slots:
     """A bound on what is in use at once. First come, first served."""
 

@@ -21,6 +21,83 @@ TAG = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 SESSION = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
+@dataclass(frozen=True)
+class HttpProbe:
+    """A sandbox is ready when a server on its loopback answers.
+
+    Attributes:
+        port: on the loopback.
+        path: as it stands in a URL.
+        status: the one that counts; None: any of 200 to 399.
+        interval: seconds between tries, at least 0.05. None: the platform's default (0.25).
+        try_timeout: seconds for one try. None: the platform's default (5).
+    """
+
+    port: int
+    path: str = "/"
+    status: int | None = None
+    interval: float | None = None
+    try_timeout: float | None = None
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the JSON form of dsec.v1.Probe."""
+        positive_int("ready_when.status", self.status)
+        optional_text("ready_when.path", self.path)
+        http = {"port": _port(self.port), "path": self.path, "status": self.status or 0}
+        return {"http": http, **_pace(self.interval, self.try_timeout)}
+
+
+@dataclass(frozen=True)
+class TcpProbe:
+    """A sandbox is ready when a port on its loopback accepts a connection. Attributes as of HttpProbe."""
+
+    port: int
+    interval: float | None = None
+    try_timeout: float | None = None
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the JSON form of dsec.v1.Probe."""
+        return {"tcpPort": _port(self.port), **_pace(self.interval, self.try_timeout)}
+
+
+@dataclass(frozen=True)
+class ExecProbe:
+    """A sandbox is ready when a command exits with 0.
+
+    Attributes:
+        command: a script (str) or a program with its arguments (sequence).
+        interval, try_timeout: as of HttpProbe.
+    """
+
+    command: str | Sequence[str]
+    interval: float | None = None
+    try_timeout: float | None = None
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the JSON form of dsec.v1.Probe."""
+        return {"exec": plain_command(self.command), **_pace(self.interval, self.try_timeout)}
+
+
+def _port(value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 16:
+        raise invalid(f"a port is a whole number between 1 and 65535, not {value!r}", "invalid_port")
+    return value
+
+
+def _pace(interval: float | None, try_timeout: float | None) -> dict[str, Any]:
+    positive("ready_when.interval", interval)
+    positive("ready_when.try_timeout", try_timeout)
+    pace = {"intervalSeconds": interval, "tryTimeoutSeconds": try_timeout}
+    return {k: v for k, v in pace.items() if v is not None}
+
+
+def plain_command(command: str | Sequence[str]) -> dict[str, Any]:
+    """Return the JSON form of a script (str) or a program (sequence)."""
+    if isinstance(command, str):
+        return command_message(argv=None, shell=command, cwd=None, user=None, env=None, timeout=None)
+    return command_message(argv=command, shell=None, cwd=None, user=None, env=None, timeout=None)
+
+
 @dataclass
 class DSecContainerRunArgs:
     """Describes a container sandbox.
@@ -45,6 +122,10 @@ class DSecContainerRunArgs:
         labels: Key -> value, for ``list_sandboxes``.
         name: Free text for people, at most 128 bytes.
         hostname: None: the sandbox's id.
+        start: A script (str) or program (sequence) that is started once the sandbox runs, as the command ``"start"``. It
+            runs beside all others, in the foreground of itself: with ``ready_when`` its end is the create's failure.
+        ready_when: HttpProbe, TcpProbe or ExecProbe: the sandbox is not ready before it has succeeded
+            (``probe_failed`` if it does not within the create's timeout).
 
     Raises:
         InvalidArgumentError: also a ValueError; the text names the argument.
@@ -66,6 +147,8 @@ class DSecContainerRunArgs:
     labels: Mapping[str, str] = field(default_factory=dict)
     name: str | None = None
     hostname: str | None = None
+    start: str | Sequence[str] | None = None
+    ready_when: HttpProbe | TcpProbe | ExecProbe | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -89,6 +172,12 @@ class DSecContainerRunArgs:
             isinstance(k, str) and isinstance(v, bool) for k, v in self.network_rules.items()
         ):
             raise invalid('network_rules must map service names to True or False, for example {"pypi": False}')
+        if self.start is not None:
+            plain_command(self.start)
+        if self.ready_when is not None:
+            if not isinstance(self.ready_when, (HttpProbe, TcpProbe, ExecProbe)):
+                raise invalid("ready_when must be an HttpProbe, a TcpProbe or an ExecProbe")
+            self.ready_when.to_message()
         if self.workdir is not None and not self.workdir.startswith("/"):
             raise invalid(f"workdir {self.workdir!r} must be an absolute path")
 
@@ -115,6 +204,8 @@ class DSecContainerRunArgs:
             "networkRules": dict(self.network_rules),
             "hostname": self.hostname,
             "name": self.name,
+            "start": None if self.start is None else plain_command(self.start),
+            "readyWhen": None if self.ready_when is None else self.ready_when.to_message(),
         }
         return {k: v for k, v in spec.items() if v}
 

@@ -7,6 +7,7 @@ and so that every wait has a deadline. A connection is used by one thread at a t
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import os
 import queue
@@ -110,6 +111,12 @@ def _wait_for(sock: socket.socket, *, read: bool, write: bool, timeout: float) -
 
 def connect(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> Stream:
     """Open a connection; ``context`` is given for TLS."""
+    sock = _open(endpoint, context, timeout)
+    sock.setblocking(False)
+    return Stream(sock)
+
+
+def _open(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
     if endpoint.unix_path is not None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     else:
@@ -122,11 +129,133 @@ def connect(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) 
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=endpoint.host)
-        sock.setblocking(False)
     except BaseException:
         sock.close()
         raise
-    return Stream(sock)
+    return sock
+
+
+class Duplex:
+    """A connection that one thread reads while another writes. Made by ``open_duplex`` and ``listen``."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()  # TLS takes one caller at a time
+        sock.setblocking(False)
+
+    def _attempt(self, f: Callable[[], T]) -> T:
+        while True:
+            try:
+                with self._lock:
+                    return f()
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as e:
+                write = f == self._send or isinstance(e, ssl.SSLWantWriteError)
+            try:
+                _wait_for(self._sock, read=not write, write=write, timeout=1.0)
+            except ValueError:
+                raise ConnectionResetError("the connection was closed") from None
+
+    def read(self, limit: int) -> bytes:
+        """Return bytes as soon as there are some, ``b""`` at the end."""
+        try:
+            return self._attempt(lambda: self._sock.recv(limit))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""
+
+    def _send(self) -> int:
+        return self._sock.send(self._out)
+
+    def write(self, data: bytes) -> None:
+        """Send all of it."""
+        self._out = memoryview(data)
+        while self._out:
+            self._out = self._out[self._attempt(self._send) :]
+
+    def write_eof(self) -> None:
+        """Say that nothing follows."""
+        self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close, in order."""
+        with contextlib.suppress(OSError):  # wakes who reads in another thread
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def abort(self) -> None:
+        """Close so that the peer sees that it was cut."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self._sock.close()
+
+
+def open_duplex(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> Duplex:
+    """Open a connection that is read and written at the same time."""
+    return Duplex(_open(endpoint, context, timeout))
+
+
+def together(*jobs: Callable[[], None]) -> None:
+    """Run jobs at the same time and return when all have ended. The first error is raised."""
+    errors: list[BaseException] = []
+
+    def run(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=run, args=(job,), name="libdsec", daemon=True) for job in jobs[1:]]
+    for thread in threads:
+        thread.start()
+    run(jobs[0])
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class Listener:
+    """Accepts connections on a local port and serves each by ``serve`` in threads, until it is closed."""
+
+    def __init__(self, serve: Callable[[Duplex], None]) -> None:
+        self._serve = serve
+        self._sock: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+        self._open: set[Duplex] = set()
+
+    def open(self, host: str, port: int) -> int:
+        """Listen, and return the port."""
+        self._sock = socket.create_server((host, port))
+        thread = threading.Thread(target=self._accept, args=(self._sock,), name="libdsec", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return int(self._sock.getsockname()[1])
+
+    def _accept(self, sock: socket.socket) -> None:
+        while True:
+            try:
+                conn, _ = sock.accept()
+            except OSError:
+                return
+            duplex = Duplex(conn)
+            self._open.add(duplex)
+            threading.Thread(target=self._run, args=(duplex,), name="libdsec", daemon=True).start()
+
+    def _run(self, duplex: Duplex) -> None:
+        try:
+            self._serve(duplex)
+        finally:
+            self._open.discard(duplex)
+
+    def close(self) -> None:
+        """End the listening and all connections."""
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._sock.close()
+        for thread in self._threads:
+            thread.join()
+        for duplex in list(self._open):
+            duplex.close()
 
 
 class Slots:

@@ -9,7 +9,7 @@
 It is thread-safe. Ctrl-C in the main thread kills the command that is waited for, as cancellation does there.
 """
 
-from ._args import DSecContainerRunArgs
+from ._args import DSecContainerRunArgs, ExecProbe, HttpProbe, TcpProbe
 from ._config import DSecConfig
 from ._errors import (
     AlreadyExistsError,
@@ -33,6 +33,7 @@ from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reaso
 from ._sync.client import DSecClient, RunResult
 from ._sync.command import Command, Stdin
 from ._sync.files import FileWatch
+from ._sync.ports import Forward, HttpBody, HttpResponse, Port, PortStream
 from ._sync.sandbox import Sandbox
 from ._sync.session import Session
 from ._sync.terminal import Terminal
@@ -50,9 +51,17 @@ __all__ = [
     "Command",
     "Terminal",
     "FileReader",
+    "Forward",
+    "HttpResponse",
+    "Port",
+    "PortStream",
     "FileWatch",
     # what methods take
     "Content",
+    "ExecProbe",
+    "HttpBody",
+    "HttpProbe",
+    "TcpProbe",
     "FileChange",
     "FilePath",
     "Stdin",

@@ -230,6 +230,8 @@ class HttpClient:
         if config.api_key is not None:
             fixed += f"Authorization: Bearer {config.api_key}\r\n"
         self._fixed = fixed
+        # For servers inside a sandbox: their Authorization is the caller's business.
+        self._inner = fixed.replace("\r\nAuthorization: ", "\r\nDsec-Authorization: ")
         self._json = fixed + "Content-Type: application/json\r\nConnect-Protocol-Version: 1\r\nContent-Length: "
 
     @property
@@ -299,6 +301,7 @@ class HttpClient:
         wait: float = 0.0,
         once: bool = False,
         stall: float | None = None,
+        inner: bool = False,
     ) -> Response:
         """Send a request whose body is streamed, and return as soon as the head of the answer is there.
 
@@ -311,8 +314,9 @@ class HttpClient:
             length: of the body in bytes; None: unknown, sent in chunks.
             wait: as in ``unary``, counted from the end of the request's body.
             stall: longest pause in the answer's body, instead of ``stall_timeout``.
+            inner: the request is for a server inside a sandbox.
         """
-        request = self._stream_head(method, target, headers or {}, length)
+        request = self._stream_head(method, target, headers or {}, length, inner=inner)
         while True:
             await self._take_slot(self.config.request_timeout)
             conn = await self._acquire(slot=True, fresh=once)
@@ -332,14 +336,48 @@ class HttpClient:
             except BaseException:
                 self.give_back(conn, reusable=False, slot=True)
                 raise
+            if method == "HEAD":  # its length is that of a body that does not come
+                head.length, head.chunked = 0, False
             return Response(self, conn, head, slot=True, reusable=sent, stall=stall)
 
-    def _stream_head(self, method: str, target: str, headers: dict[str, str], length: int | None) -> bytes:
-        lines = [f"{method} {self.endpoint.prefix}{target} HTTP/1.1\r\n", self._fixed]
+    async def upgrade(self, target: str, protocol: str) -> tuple[net.Duplex, Head, bytes]:
+        """Ask for another protocol. Returns the connection, the head of the answer, and what came behind it.
+
+        Raises:
+            UnavailableError: no connection, or no answer.
+        """
+        self._check()
+        try:
+            conn = await net.open_duplex(self.endpoint, self._tls, self.config.connect_timeout)
+        except OSError as e:
+            raise self._connect_error(e) from e
+        ask = f"GET {self.endpoint.prefix}{target} HTTP/1.1\r\n{self._fixed}Connection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n"
+        data, end = b"", -1
+        try:
+            await conn.write(ask.encode())
+            while end < 0:
+                more = await conn.read(MAX_HEAD)
+                data += more
+                end = data.find(b"\r\n\r\n") if more and len(data) <= 2 * MAX_HEAD else len(data)
+            return conn, parse_head(data[:end]), data[end + 4 :]
+        except OSError as e:
+            conn.abort()
+            raise self.error(e) from e
+        except BaseException:
+            conn.abort()
+            raise
+
+    def _stream_head(
+        self, method: str, target: str, headers: dict[str, str], length: int | None, *, inner: bool = False
+    ) -> bytes:
+        fixed = self._inner if inner else self._fixed
+        if any(name.lower() == "user-agent" for name in headers):
+            fixed = fixed.replace(f"User-Agent: {USER_AGENT}\r\n", "")
+        lines = [f"{method} {self.endpoint.prefix}{target} HTTP/1.1\r\n", fixed]
         lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
         if length is None:
             lines.append("Transfer-Encoding: chunked\r\n")
-        elif method != "GET":
+        elif method not in ("GET", "HEAD") or length:
             lines.append(f"Content-Length: {length}\r\n")
         lines.append("\r\n")
         return "".join(lines).encode()

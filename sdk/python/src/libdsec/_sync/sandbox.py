@@ -17,6 +17,7 @@ from .._tar import pack_contents
 from . import command as commands
 from .command import Command, Stdin, input_of
 from .files import FileOperations
+from .ports import DEFAULT_TIMEOUT, HttpBody, HttpResponse, Port, fetch
 from .session import Session, create_session, list_sessions
 from .terminal import Terminal
 from .transfer import Content, FileReader, open_file, quoted, upload
@@ -541,6 +542,38 @@ class Sandbox(FileOperations):
         if mode is not None:
             target += f"&mode={permissions(mode):04o}"
         return f"{target}&parents=1" if make_parents else target
+
+    def port(self, number: int) -> Port:
+        """Return a TCP port on the sandbox's loopback. Makes no request."""
+        return Port(self._api, self.id, number)
+
+    def http(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: HttpBody | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        verify: bool = True,
+        follow_redirects: bool = False,
+    ) -> HttpResponse:
+        """Send an HTTP request from the sandbox's position in the network: its loopback, and what else it can reach.
+
+        Args:
+            method: of HTTP.
+            url: ``http://`` or ``https://``; names are looked up in the sandbox's /etc/hosts.
+            headers: additional ones. ``Authorization`` goes to the server.
+            body: bytes, str (UTF-8) or a iterator of bytes.
+            timeout: seconds until the answer begins, and the longest pause in its body.
+            verify: the certificate of ``https://``, by the node's authorities.
+            follow_redirects: at most 20.
+
+        Raises:
+            FailedPreconditionError: nothing listens there (``port_refused``), or the host cannot be reached.
+            UnavailableError: what listens there gave no valid answer (``port_bad_response``).
+        """
+        return fetch(self._api, self.id, method, url, headers, body, timeout, verify, follow_redirects)
 
     def _file_target(self, path: str | bytes | os.PathLike[str], user: str | None) -> str:
         target = f"/v1/sandboxes/{self.id}/files?path={quoted(path)}"
