@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -228,7 +229,7 @@ func TestNodeMemoryIsBounded(t *testing.T) {
 // A sandbox that has ended keeps little in memory, and nothing is lost of what it wrote; forgotten, it keeps nothing.
 func TestArchiveAndForget(t *testing.T) {
 	s := smallSpool(t, 1<<30)
-	c := &Client{spool: s, commands: make(map[string]*Command)}
+	c := &Client{o: Options{Log: slog.New(slog.DiscardHandler)}, spool: s, commands: make(map[string]*Command)}
 	for i := range 100 {
 		m := newCommand(c, fmt.Sprint(i))
 		c.commands[m.id] = m

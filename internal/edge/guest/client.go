@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -359,6 +360,7 @@ func (c *Client) Forget() {
 	for _, m := range c.Commands() {
 		c.spool.forget(m)
 	}
+	_ = os.Remove(c.spool.path(endedName)) // it may never have been written
 }
 
 // Running is how many commands run.
