@@ -86,6 +86,12 @@ func (f *fakePlatform) serveStdin(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	if r.FormValue("exact") != "" && offset != c.stdinAt {
+		byteError(w, http.StatusConflict, sandbox.Errorf(sandbox.FailedPrecondition, "stdin_moved", "more has arrived").WithFact("offset", strconv.FormatInt(c.stdinAt, 10)))
+		return
+	}
 	if have := c.stdinAt - offset; have > 0 { // sent again
 		data = data[min(have, int64(len(data))):]
 	}

@@ -93,6 +93,7 @@ type fakeCommand struct {
 	kill    sync.Once
 	stdinR  *io.PipeReader
 	stdinW  *io.PipeWriter
+	turn    sync.Mutex // of who writes input
 	stdinAt int64
 	sizes   chan [2]uint32
 }

@@ -48,7 +48,7 @@ func setupUp(f *flagSet) action {
 	o.nodeFlags.register(f)
 	f.StringVar(&o.listen, "listen", defaultListen, "`address` of the API; anything but loopback shows it to the network, without TLS")
 	f.StringVar(&o.contextName, "context", defaultContext, "`name` under which URL and key are written to the user's config file")
-	f.StringVar(&o.portsDomain, "ports-domain", "localhost", "`domain` below which browsers reach ports of sandboxes; behind a proxy with TLS, https://DOMAIN")
+	f.StringVar(&o.portsDomain, "ports-domain", "localhost", "`DOMAIN` of the URLs of ports inside; behind a proxy with TLS, https://DOMAIN")
 	f.BoolVar(&o.detach, "detach", false, "run in the background and return when the platform is ready")
 	f.letter("d", "detach")
 	jsonFlag(f, &o.asJSON, jsonHelp)

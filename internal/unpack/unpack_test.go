@@ -141,9 +141,9 @@ func FuzzTree(f *testing.F) {
 	f.Add(archive(f, pax.Header{Name: "a/f", Type: pax.File, Size: 5, Mode: 0o600}, pax.Header{Name: "l", Link: "..", Type: pax.Symlink}))
 	f.Add(archive(f, pax.Header{Name: "l", Link: "../..", Type: pax.Symlink}, pax.Header{Name: "l/x", Type: pax.File, Size: 5}))
 	f.Add(archive(f, pax.Header{Name: "d/", Type: pax.Dir, Mode: 0o777}, pax.Header{Name: "h", Link: "d", Type: pax.Link}))
+	target, untouched := outside(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		target, untouched := outside(t)
-		_, err := Tree(target, io.LimitReader(bytes.NewReader(data), 1<<20), Options{})
+		_, err := Tree(target, bytes.NewReader(data[:min(len(data), 1<<20)]), Options{})
 		if !untouched() {
 			t.Fatalf("something outside has changed; %v", err)
 		}
@@ -157,5 +157,8 @@ func FuzzTree(f *testing.F) {
 			}
 			return nil
 		})
+		if err := errors.Join(os.RemoveAll(target), os.Mkdir(target, 0o755)); err != nil {
+			t.Fatal(err)
+		}
 	})
 }
