@@ -141,7 +141,7 @@ func (f *fake) serveOutput(w http.ResponseWriter, r *http.Request) {
 
 // echoPort changes the protocol to bytes that come back in capitals, until the client's end, and then says "bye".
 func echoPort(w http.ResponseWriter, r *http.Request) {
-	if r.Header.Get("Upgrade") != "dsec-tcp" || r.Header.Get("Connection") != "Upgrade" {
+	if !strings.HasPrefix(r.Header.Get("Upgrade"), "dsec-tcp") || r.Header.Get("Connection") != "Upgrade" {
 		http.Error(w, "no upgrade", http.StatusUpgradeRequired)
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/internal/ports"
 	"dsec/sandbox"
 )
 
@@ -25,15 +26,12 @@ type Port struct {
 // Port is the port of that number. Nothing is asked of the platform.
 func (s *Sandbox) Port(number int) *Port { return &Port{number, s} }
 
-// Conn is a connection to a port inside. Its deadlines and its half-close are those of the connection to the platform, and
-// arrive.
+// Conn is a connection to a port inside. One that broke does not end: its Read fails with io.ErrUnexpectedEOF.
 type Conn interface {
 	net.Conn
 	// CloseWrite tells the other side that no more comes.
 	CloseWrite() error
 }
-
-const tcpProtocol = "dsec-tcp"
 
 // Dial connects. It is tried again while the platform is away; what the port refuses is an error at once.
 func (p *Port) Dial(ctx context.Context) (Conn, error) {
@@ -54,7 +52,7 @@ func (p *Port) dialOnce(ctx context.Context) (Conn, error) {
 		return nil, fmt.Errorf("making the request: %w", err)
 	}
 	r.Header.Set("Connection", "Upgrade")
-	r.Header.Set("Upgrade", tcpProtocol)
+	r.Header.Set("Upgrade", ports.UpgradeFrames)
 	res, err := c.http.Do(r)
 	if err != nil {
 		return nil, err
@@ -73,13 +71,31 @@ func (p *Port) dialOnce(ctx context.Context) (Conn, error) {
 		res.Body.Close()
 		return nil, errors.New("the HTTP client gives no connection for an upgrade") // net/http promises it
 	}
-	return &portConn{Conn: under, stream: stream, remote: portAddr{p.sb.ID, p.Number}}, nil
+	conn := &portConn{Conn: under, stream: &rawStream{stream, under}, remote: portAddr{p.sb.ID, p.Number}}
+	if res.Header.Get("Upgrade") == ports.UpgradeFrames {
+		conn.stream = ports.NewFrames(stream)
+	}
+	return conn, nil
 }
 
-// A portConn reads what the HTTP client may have read ahead, and is the connection otherwise.
+// A rawStream ends a direction by ending that of the connection.
+type rawStream struct {
+	io.ReadWriteCloser
+	under net.Conn
+}
+
+func (s *rawStream) CloseWrite() error {
+	half, ok := s.under.(interface{ CloseWrite() error })
+	if !ok {
+		return fmt.Errorf("closing one direction: %w", errors.ErrUnsupported)
+	}
+	return half.CloseWrite()
+}
+
+// A portConn has the deadlines of the connection to the platform. What it carries tells an end from a cut, if the platform can.
 type portConn struct {
 	net.Conn
-	stream io.ReadWriteCloser
+	stream ports.Stream
 	remote portAddr
 }
 
@@ -88,13 +104,7 @@ func (c *portConn) Write(p []byte) (int, error) { return c.stream.Write(p) }
 func (c *portConn) Close() error                { return c.stream.Close() }
 func (c *portConn) RemoteAddr() net.Addr        { return c.remote }
 
-func (c *portConn) CloseWrite() error {
-	half, ok := c.Conn.(interface{ CloseWrite() error })
-	if !ok {
-		return fmt.Errorf("closing one direction: %w", errors.ErrUnsupported)
-	}
-	return half.CloseWrite()
-}
+func (c *portConn) CloseWrite() error { return c.stream.CloseWrite() }
 
 // A portAddr is a port in a sandbox.
 type portAddr struct {
