@@ -40,9 +40,7 @@ class Forward:
     """A port-forward that runs, and where it listens."""
 
     def __init__(self, platform: Platform, *args: str) -> None:
-        self.process = subprocess.Popen(
-            [str(BIN / "dsec"), "port-forward", *args], env=platform.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen([str(BIN / "dsec"), "port-forward", *args], env=platform.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.ports = []
         for _ in args[1:]:
