@@ -98,7 +98,7 @@ func teardownPoints() (out []string) {
 }
 
 func TestThereAreFailpointsEverywhere(t *testing.T) {
-	if n, m := len(setupPoints()), len(teardownPoints()); n < 22 || m != 18 {
+	if n, m := len(setupPoints()), len(teardownPoints()); n < 24 || m != 20 {
 		t.Errorf("%d setup points %v, %d teardown points", n, setupPoints(), m)
 	}
 }
