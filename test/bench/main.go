@@ -33,6 +33,7 @@ type benchmark struct {
 
 var benchmarks = []benchmark{
 	{"api", benchAPI},
+	{"exec", benchExec},
 	{"files", benchFiles},
 	{"launcher", benchLauncher},
 	{"memory", benchMemory},
@@ -57,7 +58,7 @@ func run() error {
 	flag.BoolVar(&o.docker, "docker", true, "compare the benchmark api with docker")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of each comparison")
 	flag.DurationVar(&o.hold, "hold", 0, "how long each load goes on at least, for a profiler")
-	names := flag.String("run", "all", "comma-separated benchmarks: api, files, launcher, memory, python, soak, streams")
+	names := flag.String("run", "all", "comma-separated benchmarks: api, exec, files, launcher, memory, python, soak, streams, terminal")
 	flag.Parse()
 	if err := o.check(); err != nil {
 		return err
