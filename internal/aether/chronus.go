@@ -299,6 +299,11 @@ func (x *chronus) end(reason string) {
 	if x.reason == "" || reason == "deleted" {
 		x.reason = reason
 	}
+	if c := x.running; c != nil && !x.over && x.reason != "broken" { // before its shell can say how it ended
+		c.mu.Lock()
+		c.killed = true
+		c.mu.Unlock()
+	}
 	if x.cgroup != nil {
 		if err := x.cgroup.kill(); err == nil {
 			return

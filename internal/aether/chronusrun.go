@@ -310,9 +310,6 @@ func (x *chronus) exited(collect func() unix.WaitStatus) {
 	x.waiting = nil
 	x.srv.forgetSession(x, true)
 	if c := x.running; c != nil && !x.over {
-		c.mu.Lock()
-		c.killed = c.killed || x.reason != "" && x.reason != "broken"
-		c.mu.Unlock()
 		x.ends(x.status)
 	}
 	for _, o := range x.outlets { // background jobs may write to them for ever

@@ -14,6 +14,9 @@
 //     is read, counted and dropped, so that they never block.
 //   - Of a terminal aether keeps the slave open, too, until the command's own process ends: so the output cannot end before.
 //     Then what is left in the terminal is read, it is hung up, and nothing is drained for others.
+//   - A named session (chronus) is a shell that lives on. What it is told, two lines a command, is in dialect.go; docs/decisions/0007
+//     says why. A command of a session has no process of its own: its pid is the shell's, and its output is what comes
+//     from the shell's pipes while it runs.
 //   - As PID 1 all signals have their default action, which the kernel ignores for an init: no handler can be misled by a
 //     forged SIGSEGV. A fault of ours therefore kills aether, and with it the sandbox.
 //   - It runs as well as an ordinary process without control groups, which is how it is tested.

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	aetherv1 "dsec/api/aether/v1"
@@ -66,6 +67,10 @@ func (c *Client) call(ctx context.Context, req *aetherv1.Call, notFound string, 
 	}
 	defer l.forget(id)
 	if err := l.post(wire.MsgCall, id, req); err != nil {
+		var told *sandbox.Error // else it is the connection's
+		if !errors.As(err, &told) {
+			err = errBroken
+		}
 		return nil, err
 	}
 	l.conn.Flush()

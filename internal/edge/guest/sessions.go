@@ -14,7 +14,7 @@ import (
 const (
 	maxSessions     = 128         // in a listing
 	sessionPatience = time.Minute // for the end of a shell
-	sessionAttempts = 3           // over connections that break; each of these requests may be made twice
+	sessionAttempts = 8           // over connections that break; each of these requests may be made twice
 	noSession       = "session_not_found"
 )
 
@@ -91,6 +91,10 @@ func (c *Client) callAgain(ctx context.Context, req *aetherv1.Call) (*aetherv1.R
 		reply, err := c.call(ctx, req, noSession, sessionPatience)
 		if attempt == sessionAttempts || !errors.Is(err, errBroken) {
 			return reply, err
+		}
+		select { // until the loss of the connection was noticed
+		case <-time.After(time.Millisecond << (2 * attempt)):
+		case <-ctx.Done():
 		}
 	}
 }
