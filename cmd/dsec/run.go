@@ -62,14 +62,14 @@ func (o *runOptions) run(ctx context.Context, c *console, args []string) error {
 	if err != nil {
 		return err
 	}
-	if cmd == nil && o.tty {
+	if cmd == nil && o.tty && (o.interactive || o.detach) { // else nobody could ever type at it
 		cmd = o.complete(&dsecv1.Command{Argv: shellArgv()})
 	}
 	keys, err := o.keys(c, o.interactive && !o.detach, o.asJSON)
 	if err != nil {
 		return err
 	}
-	if o.tty {
+	if o.tty && cmd != nil {
 		cmd.Terminal = c.newTerminal()
 	}
 	switch {

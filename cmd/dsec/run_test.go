@@ -185,6 +185,7 @@ func TestRunUsage(t *testing.T) {
 		{[]string{"run", "--ttl", "0", "debian"}, "greater than 0"},
 		{[]string{"run", "--ttl", "-5s", "debian"}, "greater than 0"},
 		{[]string{"run", "-it", "debian", "true"}, "not a terminal"},
+		{[]string{"run", "-t", "debian"}, "command is missing"},
 		{[]string{"run", "-d", "--rm", "debian", "true"}, "--ttl"},
 		{[]string{"run", "-di", "debian", "cat"}, "-i contradicts"},
 		{[]string{"run", "-i", "debian"}, "needs a command"},
