@@ -101,7 +101,8 @@ func execute(ctx context.Context, c *console, table []command, args []string) in
 		asJSON = asJSON || f.Lookup("json") != nil && slices.Contains(rest, "--json")
 	}
 	code := c.report(ctx, err, asJSON)
-	if code == exitUsage && !asJSON {
+	var usage *usageError
+	if code == exitUsage && errors.As(err, &usage) && !asJSON { // a command's own exit code may be the same
 		fmt.Fprintf(c.stderr, "Usage: %s\nSee `%s --help`.\n", cmd.usageLine(path), path)
 	}
 	return code

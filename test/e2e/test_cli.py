@@ -46,6 +46,7 @@ def test_run_prints_and_removes(platform: Platform) -> None:
     [
         ((IMAGE, "true"), 0, ""),
         ((IMAGE, "sh", "-c", "exit 255"), 255, ""),
+        ((IMAGE, "sh", "-c", "exit 2"), 2, ""),
         ((IMAGE, "sh", "-c", "kill -TERM $$"), 143, ""),
         ((IMAGE, "no-such-program"), 127, "no-such-program"),
         ((IMAGE, "/etc/passwd"), 126, "/etc/passwd"),
