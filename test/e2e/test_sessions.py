@@ -32,7 +32,7 @@ async def test_state_lasts(new_sandbox):
         await says(session, "echo $?", "7\n")
         await says(session, "sleep 1234 & echo started", "started\n")
         await says(session, "jobs %1 | cut -d' ' -f2- >/dev/null && kill %1; wait %1; echo $?", "143\n")
-        await says(session, "(exit 9) & fg >/dev/null", "", 9)
+        await says(session, "(until [ -s /tmp/fg ]; do sleep 0.01; done; exit 9) & fg >/tmp/fg", "", 9)
         again = await sandbox.session("s", cwd="/")
         await says(again, "pwd", "/etc\n")
         assert [s.name for s in await sandbox.list_sessions()] == ["s"]

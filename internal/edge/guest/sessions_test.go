@@ -230,11 +230,16 @@ func TestSessionJobs(t *testing.T) {
 		t.Errorf("jobs: %q", out)
 	}
 	s.says("kill %1; wait %1 2>/dev/null; echo $?", "143\n", 0)
-	s.says("(sleep 0.1; exit 9) & fg >/dev/null", "", 9)
+	foreground := func() { // the job waits for what fg says of it
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "fg")
+		s.says("(until [ -s "+file+" ]; do sleep 0.01; done; exit 9) & fg >"+file, "", 9)
+	}
+	foreground()
 	s.says("sh -c 'exit 3' & p=$!", "", 0)
 	s.says("wait $p", "", 3)
 	s.says("exec /no/such/program 2>/dev/null", "", 127) // with which bash ends job control
-	s.says("sleep 0.1 & fg", "sleep 0.1\n", 0)
+	foreground()
 }
 
 // What a job writes while no command runs comes with the next one.
