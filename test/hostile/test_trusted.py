@@ -158,9 +158,9 @@ def test_processes_that_stop_in_strange_places(tricked: Box, tmp_path: Path, pla
 def test_no_pids_and_no_memory_left(new_box: Boxes) -> None:
     with new_box(pids_limit=64, memory_limit_mb=64) as box:
         box.sandbox.write_file("/srv/truth", TRUTH, make_parents=True)
-        box.sandbox.start("bomb() { bomb | bomb & }; bomb; while :; do (:) & done")
         box.sandbox.start(["python3", "-c", "import time\nwhile True:\n try: x = bytearray(40 << 20); time.sleep(1)\n except MemoryError: pass"])
         box.sandbox.start("cat /dev/zero >/dev/shm/full; sleep 1000")
+        box.sandbox.start("bomb() { bomb | bomb & }; bomb; while :; do (:) & done")
         for _ in range(3):
             assert truth(box) == EXPECTED
         r = trusted(box, "cat /dev/urandom | head -c 20000000 | sha256sum | wc -c; seq 30 | xargs -n1 -P10 echo | wc -l")

@@ -22,6 +22,8 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 
+import fakeviews
+
 KEY = "dsec_" + "ab" * 32
 KEEP = 512 << 10  # bytes of output kept at each end
 
@@ -174,6 +176,7 @@ class Platform:
         self.create_delay: Callable[[str], float] = lambda key: 0.0
         self.create_error: Callable[[str], ApiError | None] = lambda key: None
         self.requests: list[Request] = []
+        self.watches: list[dict[str, Any]] = []
         self.page_size = 3
         self.root = root
         self.url = ""
@@ -331,6 +334,11 @@ class Platform:
                 assert request.headers["content-type"] == "application/connect+json"
                 assert len(raw) == 5 + int.from_bytes(raw[1:5], "big")
                 return await self._create_many(json.loads(raw[5:]), out)
+            if method in ("WatchMetrics", "WatchSandboxes"):
+                message = json.loads(raw[5:])
+                self.watches.append(message)
+                watch = fakeviews.watch_metrics if method == "WatchMetrics" else fakeviews.watch_sandboxes
+                return await watch(self, message, out)
             assert request.headers["content-type"] == "application/json"
             if handler is None:
                 raise ApiError(404, "unimplemented", "no such procedure", "no_procedure")
@@ -428,6 +436,17 @@ class Platform:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def rpc_GetMetrics(self, m: dict[str, Any]) -> dict[str, Any]:
+        return fakeviews.metrics(self._box(m["sandboxId"]), 0)
+
+    async def rpc_ListProcesses(self, m: dict[str, Any]) -> dict[str, Any]:
+        return {"processes": fakeviews.processes(self, self._box(m["sandboxId"]))}
+
+    async def rpc_SignalProcess(self, m: dict[str, Any]) -> dict[str, Any]:
+        if not fakeviews.signal(self, m):
+            raise not_found("process")
+        return {}
 
     async def rpc_GetSandbox(self, m: dict[str, Any]) -> dict[str, Any]:
         if m["id"] not in self.boxes:
@@ -697,6 +716,11 @@ class Answer:
         self._fault = fault
         self._chunked = False
         self.cut_left = fault.cut_at
+
+    @property
+    def gone(self) -> bool:
+        """Whether the connection has been closed by anybody."""
+        return self._writer.is_closing()
 
     async def error(self, e: ApiError, *, close: bool = False) -> None:
         await self.send(e.status, json.dumps(e.body).encode(), headers={"Connection": "close"} if close else None)

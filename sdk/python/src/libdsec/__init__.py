@@ -27,6 +27,8 @@ from ._async.sandbox import Sandbox
 from ._async.session import Session
 from ._async.terminal import Terminal
 from ._async.transfer import Content, FileReader
+from ._async.views import Process
+from ._async.watch import Completed, Watch
 from ._config import DSecConfig
 from ._errors import (
     AlreadyExistsError,
@@ -48,6 +50,7 @@ from ._errors import (
 from ._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, FileType
 from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, SessionInfo, State, SystemInfo
 from ._version import VERSION as __version__
+from ._views import CommandEndedEvent, EdgeLost, Metrics, SandboxEvent, Synced, WatchEvent
 
 __all__ = [
     # the client
@@ -65,6 +68,8 @@ __all__ = [
     "Port",
     "PortStream",
     "FileWatch",
+    "Process",
+    "Watch",
     # what methods take
     "Content",
     "ExecProbe",
@@ -76,19 +81,26 @@ __all__ = [
     "Stdin",
     # data
     "ArchiveResult",
+    "CommandEndedEvent",
     "CommandResult",
+    "Completed",
+    "EdgeLost",
     "FileEntry",
     "FileEvent",
     "FileEventKind",
     "FileInfo",
     "FileType",
     "Limits",
+    "Metrics",
     "Node",
     "Reason",
+    "SandboxEvent",
     "SandboxInfo",
     "SessionInfo",
     "State",
+    "Synced",
     "SystemInfo",
+    "WatchEvent",
     # errors
     "DSecError",
     "AlreadyExistsError",

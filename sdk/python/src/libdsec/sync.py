@@ -38,7 +38,10 @@ from ._sync.sandbox import Sandbox
 from ._sync.session import Session
 from ._sync.terminal import Terminal
 from ._sync.transfer import Content, FileReader
+from ._sync.views import Process
+from ._sync.watch import Completed, Watch
 from ._version import VERSION as __version__
+from ._views import CommandEndedEvent, EdgeLost, Metrics, SandboxEvent, Synced, WatchEvent
 
 __all__ = [
     # the client
@@ -56,6 +59,8 @@ __all__ = [
     "Port",
     "PortStream",
     "FileWatch",
+    "Process",
+    "Watch",
     # what methods take
     "Content",
     "ExecProbe",
@@ -67,19 +72,26 @@ __all__ = [
     "Stdin",
     # data
     "ArchiveResult",
+    "CommandEndedEvent",
     "CommandResult",
+    "Completed",
+    "EdgeLost",
     "FileEntry",
     "FileEvent",
     "FileEventKind",
     "FileInfo",
     "FileType",
     "Limits",
+    "Metrics",
     "Node",
     "Reason",
+    "SandboxEvent",
     "SandboxInfo",
     "SessionInfo",
     "State",
+    "Synced",
     "SystemInfo",
+    "WatchEvent",
     # errors
     "DSecError",
     "AlreadyExistsError",

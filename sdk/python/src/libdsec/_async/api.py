@@ -74,8 +74,15 @@ class Api:
                 pause = backoff.delay(e)
             await net.sleep(pause)
 
-    async def server_stream(self, method: str, message: Message, *, wait: float) -> AsyncGenerator[dict[str, Any], None]:
+    async def server_stream(
+        self, method: str, message: Message, *, wait: float, stall: float | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Call a server-streaming procedure once and yield its messages.
+
+        Args:
+            method, message: as in ``call``.
+            wait: seconds that the platform may take to begin, beyond ``request_timeout``.
+            stall: longest pause in the stream, instead of ``stall_timeout``.
 
         Raises:
             UnavailableError: the stream was cut (reason ``connection_lost``, ``stream_cut``).
@@ -92,6 +99,7 @@ class Api:
             body=body,
             length=len(payload),
             wait=wait,
+            stall=stall,
         )
         try:
             await self._check(response)

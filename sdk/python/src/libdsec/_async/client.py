@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from functools import partial
 from typing import Any, Union
 
@@ -24,8 +25,9 @@ from .._errors import (
 from .._models import SandboxInfo, State, SystemInfo, bad_response, items, number, sub, text
 from .._wire import error_from_failure
 from .api import Api
-from .command import new_id
+from .command import Command, new_id
 from .sandbox import Sandbox
+from .watch import Completed, Watch, as_completed, watch_request
 
 DEFAULT_CREATE_TIMEOUT = 120.0
 CREATE_GRACE = 10.0  # seconds between the platform's deadline for a create and ours
@@ -248,6 +250,57 @@ class DSecClient:
             if not token:
                 return
             request["pageToken"] = token
+
+    def watch(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        ids: Iterable[str] | None = None,
+        commands: bool = False,
+        since: datetime | None = None,
+    ) -> Watch:
+        """Watch many sandboxes over one connection: their states, and with ``commands`` the ends of their commands.
+
+            async with client.watch(labels={"run": "7"}, commands=True) as events:
+                async for event in events:
+                    if isinstance(event, CommandEndedEvent):
+                        print(event.sandbox_id, event.result.exit_code)
+
+        First come the present states of all that match, then ``Synced``, then what happens. See ``Watch``.
+
+        Args:
+            labels: all must match.
+            ids: of sandboxes, at most 100,000. None: all of the project, those made later included.
+            commands: also ends of commands.
+            since: with ``commands``: ends from then on come first, a datetime with a time zone. None: none of the past.
+        """
+        if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
+            raise invalid("since must be a datetime with a time zone")
+        return Watch(self._api, watch_request(labels, ids, commands=commands), since)
+
+    async def as_completed(self, commands: Iterable[Command], *, output: bool = True) -> AsyncGenerator[Completed, None]:
+        """Yield commands, of any number of sandboxes, as they end; all are waited for over one connection.
+
+            commands = [await sandbox.start("make test") for sandbox in sandboxes]
+            async for command, result in client.as_completed(commands):
+                print(command.sandbox_id, result)
+
+        Leaving the loop leaves the commands running.
+
+        Args:
+            commands: handles, of ``Sandbox.start``, ``command`` or ``attach``, of at most 100,000 sandboxes.
+            output: fetch what was kept of the output, by one request each. False: results without.
+
+        Yields:
+            The command, and its CommandResult, or the DSecError that says why there is none: its sandbox ended before it, or
+            the platform does not know it.
+
+        Raises:
+            UnavailableError: there was no answer for ``retry_seconds``.
+        """
+        async with aclosing(as_completed(self._api, commands, output=output)) as completed:
+            async for item in completed:
+                yield item
 
     async def __aenter__(self) -> DSecClient:
         return await self.open()

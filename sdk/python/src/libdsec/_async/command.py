@@ -71,6 +71,7 @@ class Command:
         self._feed = Feed(api, sandbox_id, command_id, stdin_size)
         self.sandbox_id = sandbox_id
         self.id = command_id
+        self.known_since = 0.0  # Unix time, with doubt: it did not end before. For DSecClient.as_completed
 
     def __repr__(self) -> str:
         return f"<Command {self.id} in {self.sandbox_id}>"

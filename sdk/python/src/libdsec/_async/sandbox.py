@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,16 @@ from .session import Session, create_session, list_sessions
 from .terminal import Terminal
 from .transfer import Content, FileReader, open_file, quoted, upload
 from .tree import Download, Files, contents_of, get_archive, local_file, local_tree, put_archive, raw_path, read_files
+from .views import Views
 
 if TYPE_CHECKING:
     from .client import DSecClient
 
 STOP_WAIT = 60.0
+SKEW = 600.0  # by how much this machine's clock may be wrong
 
 
-class Sandbox(FileOperations):
+class Sandbox(FileOperations, Views):
     """A sandbox of the platform. Made by ``DSecClient.run_container`` and ``get_sandbox``, never directly.
 
     As an async context manager it is stopped at the end of the block. All methods may be used at the same time.
@@ -193,7 +196,11 @@ class Sandbox(FileOperations):
         )
         if stdin_open:
             message["stdinFollows"] = True
-        return Command(self._api, self.id, *await self._start(command_id, message))
+        begun = time.time()
+        started = Command(self._api, self.id, *await self._start(command_id, message))
+        if command_id is None:  # else it may have been started before
+            started.known_since = begun - SKEW
+        return started
 
     async def _start(self, command_id: str | None, message: dict[str, Any]) -> tuple[str, int]:
         """Start a command; returns its id, and how much input it has had: it may have been started before."""

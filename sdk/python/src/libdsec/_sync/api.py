@@ -75,8 +75,15 @@ class Api:
                 pause = backoff.delay(e)
             net.sleep(pause)
 
-    def server_stream(self, method: str, message: Message, *, wait: float) -> Generator[dict[str, Any], None]:
+    def server_stream(
+        self, method: str, message: Message, *, wait: float, stall: float | None = None
+    ) -> Generator[dict[str, Any], None]:
         """Call a server-streaming procedure once and yield its messages.
+
+        Args:
+            method, message: as in ``call``.
+            wait: seconds that the platform may take to begin, beyond ``request_timeout``.
+            stall: longest pause in the stream, instead of ``stall_timeout``.
 
         Raises:
             UnavailableError: the stream was cut (reason ``connection_lost``, ``stream_cut``).
@@ -93,6 +100,7 @@ class Api:
             body=body,
             length=len(payload),
             wait=wait,
+            stall=stall,
         )
         try:
             self._check(response)
