@@ -50,17 +50,17 @@ async def until(sandbox: Sandbox, what: str, check: object) -> Metrics:
 
 
 async def test_metrics_rise_with_work(platform: Platform) -> None:
-    args = DSecContainerRunArgs(IMAGE, memory_limit_mb=96, cpu_cores_limit=0.5, pids_limit=40, ttl_running_stop=300)
+    args = DSecContainerRunArgs(IMAGE, memory_limit_mb=96, cpu_cores_limit=0.2, pids_limit=40, ttl_running_stop=300)
     async with platform.client() as client, await client.run_container(args) as sandbox:
         before = await sandbox.metrics()
-        assert (before.sandbox_id, before.memory_limit_bytes, before.pids_limit, before.cpu_limit_cores) == (sandbox.id, 96 << 20, 40, 0.5)
+        assert (before.sandbox_id, before.memory_limit_bytes, before.pids_limit, before.cpu_limit_cores) == (sandbox.id, 96 << 20, 40, 0.2)
         assert before.unavailable == ()
         assert 0 < before.aether_memory_bytes < 64 << 20
         await sandbox.exec(["python3", "-c", BURN], check=True)
-        after = await sandbox.metrics()
-        assert after.cpu_seconds >= before.cpu_seconds + 0.6
-        assert after.cpu_throttled_periods > before.cpu_throttled_periods  # one CPU is twice what it may have
-        assert after.cpu_throttled_seconds > before.cpu_throttled_seconds
+        assert (await sandbox.metrics()).cpu_seconds >= before.cpu_seconds + 0.6
+        burner = await sandbox.start("while :; do :; done")
+        await until(sandbox, "it is throttled", lambda m: m.cpu_throttled_periods > 0 and m.cpu_throttled_seconds > 0)
+        await burner.kill()
         hog = await sandbox.exec(["python3", "-c", "x = bytearray(60 << 20)\ny = bytearray(60 << 20)"])
         assert hog.oom_killed
         full = await sandbox.metrics()
@@ -103,11 +103,8 @@ async def test_processes_are_listed_and_signalled(platform: Platform) -> None:
         await process.signal()
         assert (await command.wait()).signal == 15
         for stale in (process.started_ticks, process.started_ticks + 1):
-            try:
+            with pytest.raises(NotFoundError, match="process_not_found"):
                 await sandbox.signal_process(process.pid, 9, started_ticks=stale)
-                raise AssertionError("a process that has ended was signalled")
-            except NotFoundError as e:
-                assert e.reason == "process_not_found"
         assert (await other.poll()).running
 
 

@@ -121,8 +121,8 @@ func TestPlanHybrid(t *testing.T) {
 	want := []string{
 		"/v2/dsec-x/ID", "/v2/dsec-x/ID/aether", "/v2/dsec-x/ID/user",
 		"/v2/dsec-x/ID/user/cgroup.max.depth=1", "/v2/dsec-x/ID/user/cgroup.max.descendants=356",
-		"/memory/dsec-x/ID.aether", "/memory/dsec-x/ID.aether/memory.limit_in_bytes=67108864", "/memory/dsec-x/ID.aether/memory.memsw.limit_in_bytes=67108864",
-		"/memory/dsec-x/ID.user", "/memory/dsec-x/ID.user/memory.limit_in_bytes=1073741824", "/memory/dsec-x/ID.user/memory.memsw.limit_in_bytes=1073741824",
+		"/memory/dsec-x/ID.aether", "/memory/dsec-x/ID.aether/memory.limit_in_bytes=67108864", "/memory/dsec-x/ID.aether/memory.memsw.limit_in_bytes=67112960",
+		"/memory/dsec-x/ID.user", "/memory/dsec-x/ID.user/memory.limit_in_bytes=1073741824", "/memory/dsec-x/ID.user/memory.memsw.limit_in_bytes=1073745920",
 		"/cpu/dsec-x/ID", "/cpu/dsec-x/ID/cpu.shares=65536", "/cpu/dsec-x/ID/aether", "/cpu/dsec-x/ID/aether/cpu.shares=65536",
 		"/cpu/dsec-x/ID/user", // no quota: the node has no more CPUs
 		"/pids/dsec-x/ID.aether", "/pids/dsec-x/ID.aether/pids.max=512", "/pids/dsec-x/ID", "/pids/dsec-x/ID/pids.max=101",

@@ -130,7 +130,8 @@ func (t *Tree) planHybrid(id sandbox.ID, l sandbox.Limits) plan {
 func (t *Tree) memoryV1(bytes int64) []setting {
 	s := []setting{{"memory.limit_in_bytes", decimal(bytes)}}
 	if t.memsw {
-		s = append(s, setting{"memory.memsw.limit_in_bytes", decimal(bytes)})
+		// A page more: the kernel looks at the sum first, and counts only how often the memory's own limit is run into.
+		s = append(s, setting{"memory.memsw.limit_in_bytes", decimal(bytes + int64(os.Getpagesize()))})
 	}
 	return s
 }

@@ -81,10 +81,11 @@ func figuresOf(cg driver.Cgroups) []figure {
 // an error.
 func (t *Tree) Stats(cg driver.Cgroups) (driver.Stats, error) {
 	var s driver.Stats
+	figures := figuresOf(cg)
 	var last string
 	var content []byte
 	var buf [16 << 10]byte
-	for _, f := range figuresOf(cg) {
+	for _, f := range figures {
 		if f.file != last {
 			b, err := linux.ReadControl(f.file, buf[:])
 			if linux.IsGone(err) {
@@ -102,7 +103,7 @@ func (t *Tree) Stats(cg driver.Cgroups) (driver.Stats, error) {
 		}
 		f.to(&s, v*f.scale)
 	}
-	if len(s.Unavailable) == len(figuresOf(cg)) {
+	if len(s.Unavailable) == len(figures) {
 		return driver.Stats{}, fmt.Errorf("read the accounts: %s is gone", cg.V2User)
 	}
 	return s, nil
