@@ -117,7 +117,7 @@ class DSecConfig:
         context: str | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> DSecConfig:
-        """Find URL and key, as the table "Which platform" of ARCHITECTURE.md says, and as ``dsec`` does.
+        """Return a configuration with URL and key, found as the table "Which platform" of ARCHITECTURE.md says.
 
         Args:
             url, api_key: each instead of its variable, ``DSEC_URL`` and ``DSEC_API_KEY``.

@@ -40,10 +40,14 @@ class FileEntry:
     Attributes:
         path: absolute; in a listing relative to the directory. Bytes that are not UTF-8 are escaped as by ``os.fsdecode``,
             and ``os.fsencode`` gives them back.
+        size: bytes.
         mode: permission bits and setuid, setgid, sticky.
+        uid, gid: owner, as seen inside.
         modified_at: last change of its content (UTC).
         link_target: what a symbolic link holds, else ``""``.
         allocated_bytes: on disk: less than ``size`` where there are holes.
+        links: how many names it has.
+        inode: number of the file in its file system: names of one file have the same.
     """
 
     path: str
@@ -169,7 +173,7 @@ class FileChange:
 
     @staticmethod
     def make_directory(path: FilePath, *, mode: int | None = None, parents: bool = False) -> FileChange:
-        """Make a directory; with ``parents`` also those above it, and no error if it exists."""
+        """Make a directory; with ``parents`` also those above it, and no error if it exists. See ``Sandbox.make_directory``."""
         body: dict[str, Any] = {"path": path_text(path), "parents": parents}
         if mode is not None:
             body["mode"] = permissions(mode)
@@ -177,28 +181,28 @@ class FileChange:
 
     @staticmethod
     def move(source: FilePath, target: FilePath, *, exclusive: bool = False) -> FileChange:
-        """Rename a file or directory; ``target`` is its new name, not a directory to move it into."""
+        """Rename a file or directory; ``target`` is its new name, not a directory to move into. See ``Sandbox.move_file``."""
         return FileChange({"move": {"from": path_text(source), "to": path_text(target), "exclusive": exclusive}}, False)
 
     @staticmethod
     def copy(source: FilePath, target: FilePath, *, recursive: bool = False, exclusive: bool = False) -> FileChange:
-        """Copy a file or, with ``recursive``, a tree."""
+        """Copy a file or, with ``recursive``, a tree. See ``Sandbox.copy_file``."""
         body = {"from": path_text(source), "to": path_text(target), "recursive": recursive, "exclusive": exclusive}
         return FileChange({"copy": body}, not exclusive)
 
     @staticmethod
     def remove(path: FilePath, *, recursive: bool = False, missing_ok: bool = False) -> FileChange:
-        """Remove a file, an empty directory or, with ``recursive``, a tree."""
+        """Remove a file, an empty directory or, with ``recursive``, a tree. See ``Sandbox.remove_file``."""
         return FileChange({"remove": {"path": path_text(path), "recursive": recursive, "missingOk": missing_ok}}, missing_ok)
 
     @staticmethod
     def chmod(path: FilePath, mode: int, *, recursive: bool = False) -> FileChange:
-        """Set permission bits."""
+        """Set permission bits. See ``Sandbox.chmod``."""
         return FileChange({"setMode": {"path": path_text(path), "mode": permissions(mode), "recursive": recursive}}, True)
 
     @staticmethod
     def chown(path: FilePath, owner: str, *, recursive: bool = False) -> FileChange:
-        """Set the owner: name, uid, ``"name:group"`` or ``"uid:gid"``."""
+        """Set the owner: name, uid, ``"name:group"`` or ``"uid:gid"``. See ``Sandbox.chown``."""
         return FileChange({"setOwner": {"path": path_text(path), "owner": str(owner), "recursive": recursive}}, True)
 
     @staticmethod
@@ -208,5 +212,5 @@ class FileChange:
 
     @staticmethod
     def hardlink(target: FilePath, path: FilePath) -> FileChange:
-        """Give the file ``target`` another name."""
+        """Give the file ``target`` another name, ``path``."""
         return FileChange({"makeLink": {"target": path_text(target), "path": path_text(path), "hard": True}}, False)

@@ -99,7 +99,7 @@ class DSecClient:
         return f"<DSecClient {self.config.url}>"
 
     async def open(self) -> DSecClient:
-        """Connect, and check the key. Optional: the first request connects as well.
+        """Connect, check the key and return the client. Optional: the first request connects as well.
 
         Raises:
             UnavailableError: the platform cannot be reached.
@@ -215,6 +215,9 @@ class DSecClient:
 
     async def get_sandbox(self, sandbox_id: str) -> Sandbox:
         """Return a sandbox by its id, whoever created it.
+
+        Args:
+            sandbox_id: the whole id.
 
         Raises:
             NotFoundError: no such sandbox, or another project's.

@@ -101,7 +101,7 @@ class Command:
         await kill(self._api, self.sandbox_id, self.id, signal)
 
     async def write_stdin(self, data: Stdin, *, close: bool = True) -> bool:
-        """Write standard input of a command started with ``stdin_open=True``, and close it.
+        """Write ``data`` to standard input of a command started with ``stdin_open=True``, and close it.
 
         With ``close=False`` more may be written by further calls. What is written goes behind what the platform had when this
         object was made, or first wrote: only one at a time may do so.
@@ -164,7 +164,13 @@ class Command:
     async def iter_text(
         self, stream: str = "stdout", *, offset: int = 0, encoding: str = "utf-8", errors: str = "replace"
     ) -> AsyncGenerator[str, None]:
-        """Yield an output as text as it is written; a character whose bytes come apart is not torn. See ``iter_stdout``."""
+        """Yield an output as text as it is written, until the command ends; a character whose bytes come apart is not torn.
+
+        Args:
+            stream: ``"stdout"`` or ``"stderr"``.
+            offset: in bytes.
+            encoding, errors: as of ``bytes.decode``.
+        """
         async with (
             aclosing(self.output(stream, offset=offset, follow=True)) as pieces,
             aclosing(decoded(pieces, encoding, errors)) as texts,

@@ -62,6 +62,9 @@ class Session:
             timeout: seconds from when its turn has come.
             stdin: at most 64 KiB. None: /dev/null.
             check, command_id, tag, no_output_timeout: as in ``Sandbox.run_shell``.
+
+        Returns:
+            The result, with all output that the platform keeps.
         """
         message = self._message(script, timeout, no_output_timeout, tag)
         given = _whole(stdin)

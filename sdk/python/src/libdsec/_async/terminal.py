@@ -70,7 +70,7 @@ class Terminal(Command):
                 yield piece
 
     async def write(self, data: Stdin) -> bool:
-        """Type bytes, or text as UTF-8. Returns False if the command ended before it was given everything.
+        """Type ``data``: bytes, or text as UTF-8. Returns False if the command ended before it was given everything.
 
         It returns when the terminal has taken the bytes: a program that does not read makes it wait. As at every terminal, of a
         line longer than 4,095 bytes that a program reads as a line the rest is dropped by the kernel; not so in raw mode.
@@ -78,7 +78,7 @@ class Terminal(Command):
         return await self._feed.send(input_of(data) or b"", close=False)
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Set the size of the window; programs in the foreground are told (SIGWINCH). 1 to 65,535 each."""
+        """Set the size of the window; programs in the foreground are told (SIGWINCH). ``rows``, ``cols``: 1 to 65,535 each."""
         message = {"sandboxId": self.sandbox_id, "commandId": self.id, **window(rows, cols)}
         await self._api.call("ResizeTerminal", message)
 

@@ -100,7 +100,7 @@ class DSecClient:
         return f"<DSecClient {self.config.url}>"
 
     def open(self) -> DSecClient:
-        """Connect, and check the key. Optional: the first request connects as well.
+        """Connect, check the key and return the client. Optional: the first request connects as well.
 
         Raises:
             UnavailableError: the platform cannot be reached.
@@ -216,6 +216,9 @@ class DSecClient:
 
     def get_sandbox(self, sandbox_id: str) -> Sandbox:
         """Return a sandbox by its id, whoever created it.
+
+        Args:
+            sandbox_id: the whole id.
 
         Raises:
             NotFoundError: no such sandbox, or another project's.

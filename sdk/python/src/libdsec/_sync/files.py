@@ -156,7 +156,7 @@ class FileOperations:
         return result
 
     def file_exists(self, path: FilePath, *, user: str | None = None) -> bool:
-        """Whether there is a file of any type; a link that leads nowhere is none."""
+        """Whether there is a file of any type at ``path``; a link that leads nowhere is none. ``user``: with whose rights."""
         try:
             self.stat_file(path, follow=True, user=user)
         except NotFoundError as e:
@@ -197,7 +197,7 @@ class FileOperations:
             path: where.
             mode: permission bits. None: 0755.
             parents: also those above it; no error if it exists.
-            user: whose it will be.
+            user: with whose rights, and whose it will be.
 
         Raises:
             AlreadyExistsError: without ``parents``.
@@ -261,6 +261,13 @@ class FileOperations:
     ) -> None:
         """Remove a file or an empty directory; with ``recursive`` also a directory with all below it.
 
+        Args:
+            path: what; a link itself, not what it leads to.
+            recursive: also a directory that is not empty.
+            missing_ok: no error if there is none.
+            user: with whose rights.
+            timeout: seconds for all of it.
+
         Raises:
             NotFoundError: without ``missing_ok``.
             FailedPreconditionError: ``directory_not_empty``, without ``recursive``.
@@ -270,26 +277,37 @@ class FileOperations:
         )
 
     def chmod(self, path: FilePath, mode: int, *, recursive: bool = False, user: str | None = None) -> None:
-        """Set permission bits, for example ``0o755``; with ``recursive`` of all below it, too, without following links."""
+        """Set permission bits of ``path``, ``mode`` for example ``0o755``, with the rights of ``user``.
+
+        With ``recursive`` of all below it, too, without following links.
+        """
         self.change_files([FileChange.chmod(path, mode, recursive=recursive)], user=user)
 
     def chown(self, path: FilePath, owner: str, *, recursive: bool = False) -> None:
-        """Set the owner: name, uid, ``"name:group"`` or ``"uid:gid"``; with ``recursive`` of all below it, too."""
+        """Set the owner of ``path``: name, uid, ``"name:group"`` or ``"uid:gid"``; with ``recursive`` of all below it, too."""
         self.change_files([FileChange.chown(path, owner, recursive=recursive)])
 
     def symlink(self, target: FilePath, path: FilePath, *, user: str | None = None) -> None:
-        """Make a symbolic link at ``path`` that holds ``target``, which need not exist."""
+        """Make a symbolic link at ``path`` that holds ``target``, which need not exist; it will belong to ``user``."""
         self.change_files([FileChange.symlink(target, path)], user=user)
 
     def hardlink(self, target: FilePath, path: FilePath, *, user: str | None = None) -> None:
-        """Give the file ``target`` another name."""
+        """Give the file ``target`` another name, ``path``, with the rights of ``user``."""
         self.change_files([FileChange.hardlink(target, path)], user=user)
 
     def watch_files(self, path: FilePath, *, recursive: bool = False, user: str | None = None) -> FileWatch:
         """Watch a directory: ``with sandbox.watch_files("/src", recursive=True) as events``.
 
-        A directory that appears is watched from then on, and what it holds already is told as created. Directories that the
-        user may not read are left out. At most 8 watches of a sandbox at once, of 32,000 directories together.
+        A directory that appears is watched from then on, and what it holds already is told as created. At most 8 watches of a
+        sandbox at once, of 32,000 directories together.
+
+        Args:
+            path: a directory.
+            recursive: also all directories below it, but for those that ``user`` may not read.
+            user: with whose rights.
+
+        Returns:
+            A FileWatch. It begins, and raises what is wrong, when its ``with`` block does.
         """
         request: dict[str, Any] = {"sandboxId": self.id, "path": path_text(path), "recursive": recursive}
         if user:

@@ -130,7 +130,7 @@ class PortStream:
         self._buffer += more
 
     def write(self, data: bytes) -> None:
-        """Send bytes; returns when they are on their way.
+        """Send ``data``, of any size; returns when it is on its way.
 
         Raises:
             UnavailableError: the connection was reset or cut (``connection_lost``).
@@ -269,7 +269,7 @@ class Port:
         return (self.public_link(expires))[0]
 
     def public_link(self, expires: float | None = None) -> tuple[str, datetime | None]:
-        """Return the URL of ``public_url`` and when it ends."""
+        """Return the URL of ``public_url`` and when it ends. See ``public_url``."""
         positive("expires", expires)
         request: dict[str, Any] = {"sandboxId": self._sandbox_id, "port": self.number}
         if expires is not None:
@@ -286,12 +286,18 @@ class Port:
         body: HttpBody | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> HttpResponse:
-        """Send an HTTP request to the port. Redirects are not followed. See ``Sandbox.http``."""
+        """Send an HTTP request to the port, once, and return the answer; redirects are not followed. See ``Sandbox.http``.
+
+        Args:
+            method: of HTTP.
+            path: with its query, as it stands in a URL.
+            headers, body, timeout: as in ``Sandbox.http``.
+        """
         response = request(self._api, method, self._path(path), headers, body, timeout)
         return HttpResponse(response, f"http://localhost:{self.number}{path}")
 
     def connect(self) -> PortStream:
-        """Open a TCP connection to the port.
+        """Open a TCP connection to the port and return it.
 
         Raises:
             FailedPreconditionError: nothing listens there (``port_refused``).
@@ -312,9 +318,16 @@ class Port:
         raise error_from_body(head.status, rest)
 
     def forward(self, local_port: int = 0, *, host: str = "127.0.0.1") -> Forward:
-        """Return a local port that leads to this one, for use in ``with``; 0 is any free one.
+        """Return a local port that leads to this one, for use in ``with``.
 
         Every connection to it becomes one to the port inside, with half-close and resets.
+
+        Args:
+            local_port: where to listen; 0: any free one, which is ``Forward.port``.
+            host: address to listen at.
+
+        Raises:
+            InvalidArgumentError: by ``with``: it cannot listen there (``cannot_listen``).
         """
         return Forward(self, host, local_port)
 

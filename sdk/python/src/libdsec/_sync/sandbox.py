@@ -144,8 +144,14 @@ class Sandbox(FileOperations, Views):
     ) -> CommandResult:
         """Run a program with its arguments as they are, without a shell, and wait for its end. See ``run_shell``.
 
-        A program that does not exist or cannot be executed is an error, not a result. A ``trusted`` one is a tool of the
-        platform's, by its name alone, for example ``["sha256sum", "/etc/passwd"]``.
+        A ``trusted`` program is a tool of the platform's, by its name alone, for example ``["sha256sum", "/etc/passwd"]``.
+
+        Args:
+            argv: the program, by its path or as found in ``PATH``, and its arguments; each at most 128 KiB.
+            timeout, cwd, user, env, stdin, check, command_id, tag, no_output_timeout, trusted: as in ``run_shell``.
+
+        Raises:
+            NotFoundError, FailedPreconditionError: the program does not exist, or cannot be executed.
         """
         message = command_message(
             argv=argv,
@@ -267,7 +273,7 @@ class Sandbox(FileOperations, Views):
         user: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Session:
-        """Create a session, or find the one of this name that lives: a shell that keeps its state between commands.
+        """Create a session, or return the one of this name that lives: a shell that keeps its state between commands.
 
         Args:
             name: ``[a-zA-Z0-9_-]{1,64}``. None: a fresh one. One that has ended is replaced.
@@ -285,7 +291,7 @@ class Sandbox(FileOperations, Views):
         return list_sessions(self._api, self.id)
 
     def command(self, command_id: str) -> Command:
-        """Return a handle on a command that was started before, perhaps by somebody else. Makes no request."""
+        """Return a handle on the command ``command_id``, perhaps of somebody else's. Makes no request: see ``attach``."""
         return Command(self._api, self.id, command_id)
 
     def attach(self, command_id: str | None = None, *, tag: str | None = None) -> Command:
@@ -336,7 +342,7 @@ class Sandbox(FileOperations, Views):
         return [command_result(sub({"": c}, ""))[0] for c in items(answer, "commands")]
 
     def kill(self, command_id: str, signal: int = 0) -> None:
-        """End a command's whole process tree; a ``signal`` other than 0 goes to its process group instead, once.
+        """End the whole process tree of ``command_id``; a ``signal`` other than 0 goes to its process group instead, once.
 
         Of a terminal the group is the one in the foreground.
         """
@@ -372,7 +378,7 @@ class Sandbox(FileOperations, Views):
         *,
         user: str | None = None,
     ) -> FileReader:
-        """Open a file for reading piece by piece. See ``read_file``.
+        """Return a file that is open for reading piece by piece. See ``read_file``.
 
         A broken connection is taken up where it broke, unless the file has changed (UnavailableError, ``file_changed``).
         """
@@ -441,6 +447,9 @@ class Sandbox(FileOperations, Views):
             mode: permission bits where none are given.
             user: who writes and owns them. None: the sandbox's.
 
+        Returns:
+            How many, and the size of the archive that carried them.
+
         Raises:
             InvalidArgumentError: with reason ``unsafe_entry``, if a link is on the way below the deepest directory that
                 all files have in common.
@@ -478,6 +487,9 @@ class Sandbox(FileOperations, Views):
             user: who writes and owns it. None: the sandbox's.
             keep_owners: keep the numbers of users and groups instead; only for root.
 
+        Returns:
+            What was sent; ``skipped`` counts local devices and sockets.
+
         Raises:
             FailedPreconditionError: a local file became shorter meanwhile (reason ``file_changed``), or a directory that is
                 not empty is where a file should go (``directory_not_empty``).
@@ -509,6 +521,9 @@ class Sandbox(FileOperations, Views):
             local: missing directories are made.
             user: with whose rights it is read. None: the sandbox's.
             outside_links: keep symbolic links that lead out of ``local``; else they are left out and counted in ``skipped``.
+
+        Returns:
+            What came; ``changed`` counts files that changed while they were read.
 
         Raises:
             NotFoundError, PermissionDeniedError: also when all but some files has been copied; the text says which.
@@ -551,7 +566,7 @@ class Sandbox(FileOperations, Views):
         return f"{target}&parents=1" if make_parents else target
 
     def port(self, number: int) -> Port:
-        """Return a TCP port on the sandbox's loopback. Makes no request."""
+        """Return the TCP port ``number``, 1 to 65535, of the sandbox's loopback. Makes no request."""
         return Port(self._api, self.id, number)
 
     def http(
@@ -575,6 +590,9 @@ class Sandbox(FileOperations, Views):
             timeout: seconds until the answer begins, and the longest pause in its body.
             verify: the certificate of ``https://``, by the node's authorities.
             follow_redirects: at most 20.
+
+        Returns:
+            The answer, whatever its status, as soon as its head has come.
 
         Raises:
             FailedPreconditionError: nothing listens there (``port_refused``), or the host cannot be reached.
