@@ -19,9 +19,10 @@ from libdsec import CommandResult, DSecConfig, DSecContainerRunArgs, NotFoundErr
 from libdsec.sync import Command, DSecClient, Sandbox
 
 POINTS = subprocess.run([str(BIN / "dsec"), "edge", "--list-failpoints"], capture_output=True, text=True, check=True).stdout.split()
-SETUP = ["admit", "journal.intent", "rootfs", "network", "limits", "policy", "create", "start", "guest", "ready", "journal.running"]
+SETUP = ["admit", "journal.intent", "rootfs", "network", "limits", "policy", "create", "start", "guest", "probe", "ready", "journal.running"]
 CREATION = [p for p in POINTS if p.rsplit(":", 1)[0] in SETUP]
 ENDING = [p for p in POINTS if ".teardown:" in p or p.startswith(("journal.ending", "journal.ended", "journal.forgotten"))]
+TRUST = [p for p in POINTS if p.startswith("trust:")]  # see test/hostile/test_trusted.py
 ACTIVITY = [p for p in POINTS if p.startswith("journal.activity")]
 # A create that is cut there has made a sandbox. Whoever of edge and control plane lives on undoes it, since nobody was told
 # of it; if neither does, it is found.
@@ -33,7 +34,7 @@ COUNT_TO_FILE = "(i=0; while [ ! -e /stop ]; do echo $i; i=$((i + 1)); sleep 0.0
 
 
 def test_every_failpoint_belongs_to_a_test():
-    assert sorted(CREATION + ENDING + ACTIVITY) == sorted(POINTS)
+    assert sorted(CREATION + ENDING + ACTIVITY + TRUST) == sorted(POINTS)
     assert len(CREATION) == 2 * len(SETUP)
 
 
