@@ -24,7 +24,7 @@ type Files struct {
 	user string
 }
 
-// Files are the sandbox's files with the rights of user; "" = root.
+// Files are the sandbox's files with the rights of user; "" = the sandbox's.
 func (s *Sandbox) Files(user string) *Files { return &Files{s, user} }
 
 func (f *Files) query(path string) url.Values {

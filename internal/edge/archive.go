@@ -31,15 +31,14 @@ func answerOf(r ArchiveResult) archiveAnswer {
 }
 
 // userOf is with whose rights a request for files is carried out: the sandbox's user, unless it names one.
-func (in *instance) userOf(r *http.Request) string {
-	user := r.URL.Query().Get("user")
-	setDefault(&user, in.intent.Spec.User)
-	return user
+func (in *instance) userOf(asked string) string {
+	setDefault(&asked, in.intent.Spec.User)
+	return asked
 }
 
 // getArchive packs a tree.
 func (e *Edge) getArchive(w http.ResponseWriter, r *http.Request, in *instance) error {
-	a := ArchiveRead{User: in.userOf(r)}
+	a := ArchiveRead{User: in.userOf(r.URL.Query().Get("user"))}
 	var err error
 	if a.Path, err = pathOf(r); err != nil {
 		return err
@@ -71,7 +70,7 @@ func (e *Edge) postArchive(w http.ResponseWriter, r *http.Request, in *instance)
 			return sandbox.Errorf(sandbox.InvalidArgument, "invalid_path", "each of the names, which end by a NUL, has 1 to %d bytes", maxPathBytes)
 		}
 	}
-	return e.answerArchive(w, r, in, ArchiveRead{Path: "/", User: in.userOf(r), Names: names})
+	return e.answerArchive(w, r, in, ArchiveRead{Path: "/", User: in.userOf(r.URL.Query().Get("user")), Names: names})
 }
 
 // answerArchive sends an archive. What goes wrong after the answer has begun is told in a trailer, or, if the client wants
@@ -169,7 +168,7 @@ func (e *Edge) putArchive(w http.ResponseWriter, r *http.Request, in *instance) 
 }
 
 func archiveWriteOf(r *http.Request, in *instance) (a ArchiveWrite, err error) {
-	a.User = in.userOf(r)
+	a.User = in.userOf(r.URL.Query().Get("user"))
 	if a.Path, err = pathOf(r); err != nil {
 		return a, err
 	}

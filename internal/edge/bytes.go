@@ -277,7 +277,7 @@ func fileWriteOf(r *http.Request, in *instance) (FileWrite, error) {
 	if err != nil {
 		return FileWrite{}, err
 	}
-	f := FileWrite{Path: path, User: in.userOf(r), Size: r.ContentLength}
+	f := FileWrite{Path: path, User: in.userOf(r.URL.Query().Get("user")), Size: r.ContentLength}
 	if s := r.URL.Query().Get("mode"); s != "" {
 		mode, err := strconv.ParseUint(s, 8, 32)
 		if err != nil || mode > 0o7777 {

@@ -84,7 +84,7 @@ func (s *server) statFiles(ctx context.Context, req *dsecv1.StatFilesRequest) (*
 			return nil, err
 		}
 	}
-	stats, err := g.StatFiles(ctx, req.GetUser(), req.GetPaths(), req.GetFollow())
+	stats, err := g.StatFiles(ctx, in.userOf(req.GetUser()), req.GetPaths(), req.GetFollow())
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (s *server) changeFiles(ctx context.Context, req *dsecv1.ChangeFilesRequest
 			return err
 		}
 	}
-	return g.ChangeFiles(ctx, req.GetUser(), changes)
+	return g.ChangeFiles(ctx, in.userOf(req.GetUser()), changes)
 }
 
 func changeOf(m *dsecv1.FileChange) (FileChange, error) {
@@ -199,7 +199,7 @@ func (s *server) listFiles(req *dsecv1.ListFilesRequest, stream grpc.ServerStrea
 	}
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
-	list, err := g.ListFiles(ctx, req.GetPath(), req.GetUser(), int(max(req.GetDepth(), -1)))
+	list, err := g.ListFiles(ctx, req.GetPath(), in.userOf(req.GetUser()), int(max(req.GetDepth(), -1)))
 	if err != nil {
 		return err
 	}
@@ -247,7 +247,7 @@ func (s *server) watchFiles(req *dsecv1.WatchFilesRequest, stream grpc.ServerStr
 	}
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
-	watch, err := g.WatchFiles(ctx, req.GetPath(), req.GetUser(), req.GetRecursive())
+	watch, err := g.WatchFiles(ctx, req.GetPath(), in.userOf(req.GetUser()), req.GetRecursive())
 	if err != nil {
 		return err
 	}

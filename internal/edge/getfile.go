@@ -42,7 +42,7 @@ func (e *Edge) getFile(w http.ResponseWriter, r *http.Request, in *instance) err
 	if err != nil {
 		return err
 	}
-	f := FileRead{Path: path, User: in.userOf(r)}
+	f := FileRead{Path: path, User: in.userOf(r.URL.Query().Get("user"))}
 	info, body, err := openSpan(r.Context(), g, f, &sp)
 	if err != nil {
 		return err

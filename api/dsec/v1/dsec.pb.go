@@ -3023,7 +3023,7 @@ type ListFilesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`    // with whose rights; "" = root
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`    // with whose rights; "" = the sandbox's user
 	Depth         int32                  `protobuf:"varint,4,opt,name=depth,proto3" json:"depth,omitempty"` // 0 and 1 = the directory's own entries, -1 = all below
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
