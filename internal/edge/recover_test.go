@@ -319,6 +319,9 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, point := range append(failpoint.List(), "") {
+		if strings.HasPrefix(point, "trust:") { // of trusted commands, which the victim has none of
+			continue
+		}
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
