@@ -18,8 +18,8 @@ class Session:
     """A named shell of a sandbox. Made by ``Sandbox.session``, never directly.
 
     Working directory, variables, functions, options and background jobs last from one command to the next, as at a terminal;
-    so do ``set -e`` and ``exit``, which end it. Commands run one at a time, in the order in which they were given. As an
-    async context manager it is closed at the end of the block.
+    so do ``set -e`` and ``exit``, which end it. Commands run one at a time, in the order in which they were given.
+    As an async context manager it is closed at the end of the block.
 
     Methods raise beside what those of ``Sandbox`` do: NotFoundError (``session_not_found``), FailedPreconditionError
     (``session_ended``; the message says how).

@@ -277,6 +277,9 @@ class DSecClient:
             ids: of sandboxes, at most 100,000. None: all of the project, those made later included.
             commands: also ends of commands.
             since: with ``commands``: ends from then on come first, a datetime with a time zone. None: none of the past.
+
+        Returns:
+            A Watch, whose events are SandboxEvent, CommandEndedEvent, Synced and EdgeLost.
         """
         if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
             raise invalid("since must be a datetime with a time zone")

@@ -48,7 +48,11 @@ class Process:
     _sandbox: Views = field(repr=False, compare=False)
 
     def signal(self, signal: int = SIGTERM) -> None:
-        """Signal this process and no other: one that has got its number since is NotFoundError (``process_not_found``)."""
+        """Send ``signal`` to this process and no other; see ``Sandbox.signal_process``.
+
+        Raises:
+            NotFoundError: it has ended, whoever has its number now (``process_not_found``).
+        """
         self._sandbox.signal_process(self.pid, signal, started_ticks=self.started_ticks)
 
 
@@ -63,7 +67,7 @@ class Views:
         raise NotImplementedError
 
     def metrics(self) -> Metrics:
-        """Measure the sandbox now. To look at it is no activity of it."""
+        """Measure the sandbox now and return the figures. To look at it is no activity of it."""
         return _metrics(self._api.call("GetMetrics", {"sandboxId": self.id}))
 
     def watch_metrics(self, interval: float = 1.0) -> Generator[Metrics, None]:
