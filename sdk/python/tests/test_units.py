@@ -51,7 +51,13 @@ def test_both_clients_have_the_same_names() -> None:
     for name in libdsec.sync.__all__:
         theirs, ours = getattr(libdsec, name), getattr(libdsec.sync, name)
         if isinstance(theirs, type):
-            members = {"aclose": "close", "__aiter__": "__iter__", "__anext__": "__next__", "__aenter__": "__enter__", "__aexit__": "__exit__"}
+            members = {
+                "aclose": "close",
+                "__aiter__": "__iter__",
+                "__anext__": "__next__",
+                "__aenter__": "__enter__",
+                "__aexit__": "__exit__",
+            }
             assert {members.get(m, m) for m in vars(theirs)} == set(vars(ours)), name
 
 

@@ -81,7 +81,10 @@ class FileWatch:
 
 
 class FileOperations:
-    """The part of a Sandbox that is about files. Paths are absolute; ``user`` is with whose rights, None for those of the sandbox's user."""
+    """The part of a Sandbox that is about files.
+
+    Paths are absolute; ``user`` is with whose rights, None for those of the sandbox's user.
+    """
 
     _api: Api
 
