@@ -34,7 +34,7 @@ var filesCommand = command{
 
 // userFlag adds -u.
 func userFlag(f *flagSet) *string {
-	user := f.String("user", "", "`USER` with whose rights it is done; root if it is not given")
+	user := f.String("user", "", "`USER` with whose rights it is done; the sandbox's if it is not given")
 	f.letter("u", "user")
 	return user
 }

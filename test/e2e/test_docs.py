@@ -158,6 +158,30 @@ def test_pages_are_linked() -> None:
                 assert (page.parent / target).exists(), f"{page}: {target}"
 
 
+def test_named_protections_are_tested() -> None:
+    """Each test that SECURITY.md names exists: `test_x.py::test_y`, `::test_z` of the same file, `package: TestX, TestY`."""
+    python: dict[str, str] = {}
+    for file in [*ROOT.glob("test/**/test_*.py"), *ROOT.glob("sdk/python/tests/**/test_*.py")]:
+        python[file.name] = python.get(file.name, "") + file.read_text()
+    go: dict[str, str] = {}
+    for file in ROOT.glob("**/*_test.go"):
+        go[str(file.parent)] = go.get(str(file.parent), "") + file.read_text()
+    named = 0
+    for line in (ROOT / "SECURITY.md").read_text().splitlines():
+        last = ""
+        for quoted in re.findall(r"`([^`]+)`", line):
+            if found := re.fullmatch(r"(?:sdk: )?(test_\w+\.py)?::(test_\w+)", quoted):
+                last = found[1] or last
+                assert re.search(rf"^(async )?def {found[2]}\(", python[last], re.MULTILINE), quoted
+                named += 1
+            elif found := re.fullmatch(r"([\w/]+): ((?:(?:Test|Fuzz)\w+(?:, )?)+)", quoted):
+                text = "".join(text for path, text in go.items() if path.endswith(f"/{found[1]}"))
+                for test in found[2].split(", "):
+                    assert re.search(rf"^func {test}\([tf] ", text, re.MULTILINE), f"{found[1]}: {test}"
+                    named += 1
+    assert named > 100
+
+
 def test_a_promise_that_is_not_kept_is_noticed() -> None:
     block = Block(GUIDE / "README.md", 1, "print(1)  # -> 1\nprint('a b c')  # -> a ... c\n")
     block.check("x\n1\na b c\n")
