@@ -264,7 +264,7 @@ async def test_from_its_end_and_from_a_time(platform: Platform, new_sandbox) -> 
             await asyncio.sleep(0.02)
 
         async def get(**query: object) -> bytes:
-            return b"".join([p async for p in command.output(**query)])  # type: ignore[arg-type]
+            return b"".join([p async for p in command.output(**query)])
 
         assert await get(tail_lines=2) == b"999\n1000\n"
         assert await get(tail=3) == b"00\n"
@@ -347,7 +347,12 @@ async def test_killed_daemons(own: Platform) -> None:
         writing = await sandbox.start(["sha256sum"], stdin_open=True)
         digest = hashlib.sha256()
         seen = 0
-        kills = {200: own.kill_edge, 700: own.kill_edge, 1100: lambda: (own.kill_up(), own.start())}
+
+        def kill_up() -> None:
+            own.kill_up()
+            own.start()
+
+        kills = {200: own.kill_edge, 700: own.kill_edge, 1100: kill_up}
 
         async def pieces() -> AsyncIterator[bytes]:
             for i, block in enumerate(blocks(count)):
