@@ -6,14 +6,15 @@ import asyncio
 import os
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from platform_under_test import IMAGE, ROOT, Platform, wait_for
 
-from libdsec import DSecContainerRunArgs
+from libdsec import DSecContainerRunArgs, State
 
-REPORTS = "A1 A2 A4 A5 A7 A8 A10 A22 A23 A25 A26 A32 A37 B1 B2 B5 B10 B11 B13 B14 B16 B17 B19 B20 B22 B23 B25 B26 B29 C1 C2 C4 C5 C7 C8 C10 C11 D8 D14 E1 E4 E5 E8 E14 F5 G1 G7".split()
+REPORTS = "A1 A2 A4 A5 A7 A8 A10 A22 A23 A25 A26 A32 A34 A35 A37 B1 B2 B4 B5 B7 B8 B10 B11 B13 B14 B16 B17 B19 B20 B22 B23 B25 B26 B28 B29 C1 C2 C4 C5 C7 C8 C10 C11 D8 D14 E1 E4 E5 E8 E14 F4 F5 G1 G7".split()
 
 
 def rows() -> dict[str, str]:
@@ -163,3 +164,25 @@ def test_long_names_and_deep_directories() -> None:
             for directory in sorted(top.rglob("*"), reverse=True):
                 directory.rmdir()
             top.rmdir()
+
+
+# B4
+async def test_a_sandbox_that_is_used_up_answers(platform: Platform, args: DSecContainerRunArgs) -> None:
+    """All of its processor, memory and nearly all tasks are taken, again and again."""
+    async with platform.client() as client:
+        async with await client.run_container(replace(args, memory_limit_mb=64, cpu_cores_limit=0.5, pids_limit=256)) as sandbox:
+            aether = platform.aether_pid(sandbox.id)
+            for _ in range(8):
+                await sandbox.start("while :; do :; done")
+            eats = await sandbox.start("while :; do python3 -c 'a = []\nwhile True: a.append(bytearray(1 << 20))'; done")
+            async with asyncio.timeout(120):
+                while (await sandbox.metrics()).oom_kills < 2:
+                    await asyncio.sleep(0.05)
+            for i in range(5):
+                async with asyncio.timeout(60):  # a guard against hanging, not a promise of speed
+                    await sandbox.write_file("/tmp/file", str(i))
+                    result = await sandbox.run_shell("echo $(cat /tmp/file)", timeout=50)
+                assert (result.stdout, result.timed_out) == (f"{i}\n", False) or result.oom_killed, result
+            assert (await eats.poll()).running
+            assert platform.aether_pid(sandbox.id) == aether  # it was not among those that the kernel killed
+            assert (await sandbox.refresh()).state == State.READY
