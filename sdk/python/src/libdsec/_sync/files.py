@@ -302,7 +302,7 @@ class FileOperations:
         """Watch a directory: ``with sandbox.watch_files("/src", recursive=True) as events``.
 
         A directory that appears is watched from then on, and what it holds already is told as created. At most 8 watches of a
-        sandbox at once, of 32,000 directories together.
+        sandbox at once, of 32,768 directories together.
 
         Args:
             path: a directory.
