@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
@@ -267,18 +268,42 @@ var inwardProxy = &httputil.ReverseProxy{
 			r.Out.Header["User-Agent"] = nil // or Go's own would be sent
 		}
 	},
-	Transport:     byCall{},
-	FlushInterval: -1,
-	BufferPool:    &copyBuffers{},
-	ErrorLog:      log.New(io.Discard, "", 0),
-	ModifyResponse: func(r *http.Response) error {
-		ports.ToInside(r.Header) // nor may what comes from inside look as the platform's
-		return nil
-	},
+	Transport:      byCall{},
+	FlushInterval:  -1,
+	BufferPool:     &copyBuffers{},
+	ErrorLog:       log.New(io.Discard, "", 0),
+	ModifyResponse: fromInside,
 	ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 		se := portError(r.Context(), err)
 		writeErrorStatus(w, portStatus(se), se)
 	},
+}
+
+// fromInside sees to it that an answer is one, and that nothing in it looks as the platform's.
+func fromInside(r *http.Response) error {
+	if r.StatusCode < 100 || r.StatusCode > 999 { // net/http panics when it has to send such a one
+		return fmt.Errorf("status %d", r.StatusCode)
+	}
+	ports.ToInside(r.Header)
+	if r.StatusCode != http.StatusSwitchingProtocols { // else the body is written to as well
+		ports.ToInside(r.Trailer)
+		r.Body = &innerBody{r.Body, r}
+	}
+	return nil
+}
+
+// An innerBody cleans the trailers, which are known at its end.
+type innerBody struct {
+	io.ReadCloser
+	r *http.Response
+}
+
+func (b *innerBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		ports.ToInside(b.r.Trailer)
+	}
+	return n, err
 }
 
 // portError is what a caller is told of a request that a server inside did not answer.

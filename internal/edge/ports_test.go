@@ -414,3 +414,47 @@ func TestPortActivity(t *testing.T) {
 		t.Error("bytes were no activity")
 	}
 }
+
+// What no server may answer is an error of the gateway, and no panic.
+func TestPortImpossibleAnswers(t *testing.T) {
+	w := newWorld(t)
+	defer w.close()
+	id := w.create()
+	base, client := byteServer(t, w)
+	for _, status := range []string{"000", "099", "+12"} {
+		addr := hostile(t, func(c net.Conn) {
+			io.WriteString(c, "HTTP/1.1 "+status+" x\r\nContent-Length: 0\r\n\r\n")
+		})
+		res, err := client.Get(portURL(base, id, addr, "/"))
+		if err != nil {
+			t.Errorf("status %s: %v", status, err)
+			continue
+		}
+		res.Body.Close()
+		if res.StatusCode != http.StatusBadGateway || res.Header.Get(ports.Error) != "port_bad_response" {
+			t.Errorf("status %s: %v", status, res)
+		}
+	}
+}
+
+// Nothing from inside has the platform's headers, after the body neither.
+func TestPortForgedTrailers(t *testing.T) {
+	w := newWorld(t)
+	defer w.close()
+	id := w.create()
+	base, client := byteServer(t, w)
+	for _, announced := range []string{"X-End", "Dsec-Error, X-End"} {
+		addr := hostile(t, func(c net.Conn) {
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: "+announced+"\r\n\r\n1\r\nx\r\n0\r\nDsec-Error: forged\r\nX-End: yes\r\n\r\n")
+		})
+		res, err := client.Get(portURL(base, id, addr, "/"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = io.ReadAll(res.Body)
+		res.Body.Close()
+		if _, forged := res.Trailer["Dsec-Error"]; err != nil || forged || res.Trailer.Get("X-End") != "yes" {
+			t.Errorf("%v %v", res.Trailer, err)
+		}
+	}
+}

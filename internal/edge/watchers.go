@@ -17,6 +17,15 @@ import (
 // watchSilence is how long nothing may be sent to a watcher; then it is told that all is well.
 const watchSilence = 15 * time.Second
 
+// What may wait for a watcher that does not take it. Of a sandbox no more ends of commands than it remembers commands; of
+// sandboxes more than a node has: those that ended meanwhile must not stay in memory for it.
+const (
+	maxWaitingCommands  = 1024
+	maxWaitingSandboxes = 16 << 10
+)
+
+var errWatchBehind = sandbox.Errorf(sandbox.Unavailable, "watch_behind", "more has changed than is kept for a watcher that does not read; watch again")
+
 // watchers are the callers that watch sandboxes. What changes is noted for each and sent by its own goroutine as fast as it
 // takes it: of a sandbox that changes again before it was sent only the last state is sent. So a slow watcher costs memory for
 // the sandboxes that it watches, and delays nobody.
@@ -33,6 +42,7 @@ type watcher struct {
 	dirty map[*instance]*news
 	order []*instance   // of dirty, the longest waiting first
 	wake  chan struct{} // holds one token if there is something
+	lost  bool          // too much waited: it was dropped
 }
 
 // news is what a watcher has not been sent of one sandbox.
@@ -71,9 +81,17 @@ func (s *watchers) ended(in *instance, command string) {
 	defer s.mu.RUnlock()
 	for w := range s.all {
 		if w.commands {
-			w.note(in, func(n *news) { n.commands = append(n.commands, command) })
+			w.note(in, func(n *news) { n.ended(command) })
 		}
 	}
+}
+
+// ended drops the oldest, in bulk, where there are too many: they are forgotten by now.
+func (n *news) ended(command string) {
+	if len(n.commands) >= 2*maxWaitingCommands {
+		n.commands = append(n.commands[:0], n.commands[len(n.commands)-maxWaitingCommands:]...)
+	}
+	n.commands = append(n.commands, command)
 }
 
 func (w *watcher) note(in *instance, add func(*news)) {
@@ -82,12 +100,19 @@ func (w *watcher) note(in *instance, add func(*news)) {
 	}
 	w.mu.Lock()
 	n := w.dirty[in]
-	if n == nil {
+	if n == nil && len(w.dirty) >= maxWaitingSandboxes {
+		w.lost = true
+		clear(w.dirty)
+		w.order = nil
+	}
+	if n == nil && !w.lost {
 		n = new(news)
 		w.dirty[in] = n
 		w.order = append(w.order, in)
 	}
-	add(n)
+	if n != nil && !w.lost {
+		add(n)
+	}
 	w.mu.Unlock()
 	select {
 	case w.wake <- struct{}{}:
@@ -109,6 +134,12 @@ func (w *watcher) next() (*instance, *news) {
 	n := w.dirty[in]
 	delete(w.dirty, in)
 	return in, n
+}
+
+func (w *watcher) behind() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lost
 }
 
 // watcherOf makes the watcher that a request asks for, of one project.
@@ -172,7 +203,7 @@ func (e *Edge) notePast(w *watcher, since time.Time) {
 		}
 		slices.SortFunc(ended, func(a, b GuestCommand) int { return a.Result().EndedAt.Compare(b.Result().EndedAt) })
 		for _, c := range ended {
-			w.note(in, func(n *news) { n.commands = append(n.commands, c.ID()) })
+			w.note(in, func(n *news) { n.ended(c.ID()) })
 		}
 	}
 }
@@ -185,6 +216,9 @@ func (e *Edge) feed(ctx context.Context, w *watcher, out grpc.ServerStreamingSer
 			if err := e.tell(in, n, out); err != nil {
 				return err
 			}
+		}
+		if w.behind() {
+			return grpcerr.ToStatus(errWatchBehind)
 		}
 		if !synced {
 			synced = true

@@ -14,6 +14,7 @@ import (
 
 	dsecv1 "dsec/api/dsec/v1"
 	edgev1 "dsec/api/edge/v1"
+	"dsec/internal/edge/journal"
 	"dsec/internal/grant"
 	"dsec/internal/grpcerr"
 	"dsec/sandbox"
@@ -161,4 +162,29 @@ func TestWatchTellsOfPastEnds(t *testing.T) {
 		end()
 		w.close()
 	})
+}
+
+// What waits for a watcher that never reads is bounded.
+func TestWatcherThatNeverReads(t *testing.T) {
+	w := watcherOf(&dsecv1.WatchSandboxesRequest{Commands: true}, "p")
+	in := &instance{intent: &journal.Intent{Project: "p"}}
+	var all watchers
+	all.add(w)
+	for i := range 10 * maxWaitingCommands {
+		all.ended(in, fmt.Sprint(i))
+	}
+	_, n := w.next()
+	if got := len(n.commands); got < maxWaitingCommands || got > 2*maxWaitingCommands || n.commands[got-1] != fmt.Sprint(10*maxWaitingCommands-1) {
+		t.Errorf("%d ends of commands wait", got)
+	}
+	for range 2 * maxWaitingSandboxes {
+		all.changed(&instance{intent: &journal.Intent{Project: "p"}})
+	}
+	if len(w.dirty) != 0 || len(w.order) != 0 {
+		t.Errorf("%d sandboxes wait", len(w.dirty))
+	}
+	err := (&Edge{ctx: context.Background()}).feed(context.Background(), w, nil)
+	if sandbox.ReasonOf(grpcerr.FromStatus(err)) != "watch_behind" {
+		t.Error(err)
+	}
 }

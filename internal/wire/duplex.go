@@ -248,6 +248,9 @@ func (d *Duplex) await() (*chunk, error) {
 // consumed takes n bytes of the first chunk off and gives credit for them.
 func (d *Duplex) consumed(n int) {
 	d.read += uint64(n)
+	if d.deaf || d.err != nil { // all counts as read
+		return
+	}
 	if !d.ended && d.read-d.acked >= d.window/4 {
 		d.acked = d.read
 		_ = d.conn.PostAck(d.stream, d.in, d.read, false) // the connection's error comes by Fail

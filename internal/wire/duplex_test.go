@@ -216,3 +216,42 @@ func TestDuplexRefusesForeignRules(t *testing.T) {
 		}
 	}
 }
+
+// Who ends reading while a piece of it is on its way takes nothing back of what it said it has had.
+func TestDuplexCloseReadDuringWriteTo(t *testing.T) {
+	e, _ := newEnds(t, 0)
+	if _, err := e.a.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	entered, leave := make(chan struct{}), make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		_, err := e.b.WriteTo(writerFunc(func(p []byte) (int, error) { close(entered); <-leave; return len(p), nil }))
+		done <- err
+	}()
+	<-entered
+	if _, err := e.a.Write(make([]byte, 100_000)); err != nil {
+		t.Fatal(err)
+	}
+	for arrived := uint64(0); arrived < 100_001; time.Sleep(time.Millisecond) {
+		e.b.mu.Lock()
+		arrived = e.b.arrived
+		e.b.mu.Unlock()
+	}
+	if err := e.b.CloseRead(); err != nil {
+		t.Fatal(err)
+	}
+	close(leave)
+	if err := <-done; !errors.Is(err, io.ErrClosedPipe) {
+		t.Error(err)
+	}
+	e.b.mu.Lock()
+	defer e.b.mu.Unlock()
+	if e.b.acked != e.b.arrived {
+		t.Errorf("acknowledged %d, arrived %d", e.b.acked, e.b.arrived)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

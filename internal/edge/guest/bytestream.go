@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -30,6 +31,8 @@ type ByteStream struct {
 	result *aetherv1.Done
 	failed bool // opened and done are closed, Err says why
 	over   bool // aether is done with it
+
+	readLimit time.Time // of SetReadDeadline; it bounds the wait for the last word as well
 }
 
 // open asks aether for a stream and waits until it is open, at most timeout. It ends with ctx. notFound is the reason of the
@@ -156,16 +159,41 @@ func (b *ByteStream) lost(*link) {
 	b.fail(errBroken)
 }
 
+// SetReadDeadline bounds reads that begin from now on, and those that wait for bytes.
+func (b *ByteStream) SetReadDeadline(t time.Time) error {
+	b.mu.Lock()
+	b.readLimit = t
+	b.mu.Unlock()
+	return b.Duplex.SetReadDeadline(t)
+}
+
 // Read reads what aether sends. See ByteStream.
 func (b *ByteStream) Read(p []byte) (int, error) {
 	n, err := b.Duplex.Read(p)
 	if errors.Is(err, io.EOF) {
-		_, err = b.Done()
-		if err == nil {
+		if err = b.lastWord(); err == nil {
 			err = io.EOF
 		}
 	}
 	return n, err
+}
+
+// lastWord is Done until the deadline of reads: an aether that has sent its end may never say how it went.
+func (b *ByteStream) lastWord() error {
+	b.mu.Lock()
+	limit := b.readLimit
+	b.mu.Unlock()
+	if !limit.IsZero() {
+		t := time.NewTimer(time.Until(limit))
+		defer t.Stop()
+		select {
+		case <-b.done:
+		case <-t.C:
+			return os.ErrDeadlineExceeded
+		}
+	}
+	_, err := b.Done()
+	return err
 }
 
 // WriteTo writes all that aether sends to w.

@@ -5,12 +5,14 @@ import (
 	"strconv"
 
 	aetherv1 "dsec/api/aether/v1"
+	"dsec/sandbox"
 )
 
 // Bounds of one request to aether; longer ones are cut into several.
 const (
 	maxBatch      = 256
 	maxBatchBytes = 256 << 10 // an answer can be several times that, and still be one message
+	maxStatBytes  = 16 << 20  // of all that one StatFiles may find
 )
 
 // Kinds of a Change.
@@ -42,7 +44,11 @@ type FileStat struct {
 func (c *Client) StatFiles(ctx context.Context, user string, paths []string, follow bool) ([]FileStat, error) {
 	c.changed(true)
 	out := make([]FileStat, 0, len(paths))
+	size := 0
 	for len(paths) > 0 {
+		if size > maxStatBytes {
+			return nil, sandbox.Errorf(sandbox.ResourceExhausted, "answer_too_large", "the answer would be larger than %d MiB: ask for fewer paths at once", maxStatBytes>>20)
+		}
 		n, bytes := 0, 0
 		for n < len(paths) && n < maxBatch/2 && (n == 0 || bytes+len(paths[n]) <= maxBatchBytes) { // an answer holds the target of a link, too
 			bytes += len(paths[n])
@@ -60,10 +66,12 @@ func (c *Client) StatFiles(ctx context.Context, user string, paths []string, fol
 		for _, r := range results {
 			s := FileStat{}
 			if r.Error != nil {
-				s.Err = fromAether(r.Error, "file_not_found")
+				e := fromAether(r.Error, "file_not_found")
+				s.Err, size = e, size+len(e.Message)
 			} else if s.Entry, err = entryFrom(r.File); err != nil {
 				return nil, err
 			}
+			size += len(s.Entry.LinkTarget)
 			out = append(out, s)
 		}
 		paths = paths[n:]

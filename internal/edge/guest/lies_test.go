@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -142,5 +144,49 @@ func TestLiesAboutChanges(t *testing.T) {
 		if _, err := c.StatFiles(testContext(t), "", []string{"/a"}, false); sandbox.ReasonOf(err) != "guest_protocol" {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestEndWithoutLastWord: an aether that sends all of an archive and never says how it went costs a deadline, not for ever.
+func TestEndWithoutLastWord(t *testing.T) {
+	c, err := hostile(t, nil, func(f *fakeAether, ty wire.Type, stream uint32, _ []byte) {
+		if ty == wire.MsgOpen {
+			f.post(wire.MsgOpened, stream, &aetherv1.Opened{})
+			f.conn.Ready(&wire.Source{Stream: stream, Channel: wire.Stdout, Fill: func(dst []byte, _ int) ([]byte, uint64, wire.Flags, bool) {
+				return append(dst, "x"...), 0, wire.End, false
+			}})
+			f.conn.Flush()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.ReadArchive(testContext(t), ArchiveRead{Path: "/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if n, err := r.Read(make([]byte, 9)); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	_ = r.b.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if _, err := r.b.Read(make([]byte, 9)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+// TestLargeStats: what a sandbox lets links hold is not collected without bound.
+func TestLargeStats(t *testing.T) {
+	var results []*aetherv1.StatResult
+	for range maxBatch / 2 {
+		results = append(results, &aetherv1.StatResult{File: &aetherv1.FileEntry{Mode: 0o120777, LinkTarget: []byte(strings.Repeat("x", 4000))}})
+	}
+	c := answering(t, "", nil, &aetherv1.Reply{Reply: &aetherv1.Reply_StatResults{StatResults: &aetherv1.StatResults{Results: results}}})
+	paths := make([]string, 100*len(results))
+	for i := range paths {
+		paths[i] = "/a"
+	}
+	if _, err := c.StatFiles(testContext(t), "", paths, false); sandbox.ReasonOf(err) != "answer_too_large" {
+		t.Error(err)
 	}
 }

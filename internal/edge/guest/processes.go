@@ -12,7 +12,8 @@ import (
 const (
 	maxProcesses = 10_000 // of one listing
 	maxPage      = 1024
-	maxArgv      = 1 << 10
+	maxArgv      = 1 << 10 // bytes of a process's arguments, of which each counts for argCost at least
+	argCost      = 16
 	processGone  = "process_not_found"
 )
 
@@ -72,11 +73,11 @@ func processOf(m *aetherv1.Process) Process {
 	}
 	left := maxArgv
 	for _, a := range m.Argv {
-		if left <= 0 || len(p.Argv) >= maxArgv {
+		if left <= 0 {
 			break
 		}
 		p.Argv = append(p.Argv, cleanText(a, left))
-		left -= len(a) + 1
+		left -= max(len(a)+1, argCost) // ten thousand processes may have a thousand empty ones each
 	}
 	return p
 }

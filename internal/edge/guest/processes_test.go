@@ -60,3 +60,11 @@ func TestProcessOfTrustsNothing(t *testing.T) {
 		t.Errorf("%d %d %q %q %d", len(p.Name), len(p.Argv), p.Command, p.State, p.Memory)
 	}
 }
+
+// Each argument costs the edge something, empty ones too.
+func TestProcessWithEmptyArguments(t *testing.T) {
+	p := processOf(&aetherv1.Process{Argv: make([][]byte, 100_000)})
+	if len(p.Argv) > maxArgv/argCost {
+		t.Errorf("%d arguments", len(p.Argv))
+	}
+}
