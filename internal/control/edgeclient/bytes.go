@@ -53,7 +53,7 @@ func newByteProxy(dial func(context.Context) (net.Conn, error)) *byteProxy {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 			defer cancel()
-			return dial(ctx)
+			return dialWide(ctx, dial)
 		},
 		DisableCompression:     true, // bytes pass as they are
 		MaxIdleConns:           maxIdleConns,
@@ -76,6 +76,38 @@ func newByteProxy(dial func(context.Context) (net.Conn, error)) *byteProxy {
 		},
 	}
 	return p
+}
+
+// A wideConn moves bodies in large blocks.
+type wideConn struct{ net.Conn }
+
+// dialWide lets the kernel hold a block on the way to the edge: it goes as a whole while the one before is read.
+func dialWide(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
+	c, err := dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if b, ok := c.(interface{ SetWriteBuffer(int) error }); ok {
+		_ = b.SetWriteBuffer(2 * largeBlock) // what the kernel allows; a smaller one only costs time
+	}
+	return &wideConn{c}, nil
+}
+
+// ReadFrom is what the transport copies a body of known length with.
+func (c *wideConn) ReadFrom(r io.Reader) (int64, error) {
+	b := largeBlocks.Get().(*[]byte)
+	defer largeBlocks.Put(b)
+	return io.CopyBuffer(struct{ io.Writer }{c.Conn}, struct{ io.Reader }{r}, *b)
+}
+
+// A wideBody moves a body of unknown length in large blocks.
+type wideBody struct{ io.ReadCloser }
+
+// WriteTo is what the transport copies it with.
+func (b wideBody) WriteTo(w io.Writer) (int64, error) {
+	block := largeBlocks.Get().(*[]byte)
+	defer largeBlocks.Put(block)
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{b.ReadCloser}, *block)
 }
 
 func rewrite(r *httputil.ProxyRequest) {
@@ -106,6 +138,9 @@ func (p *byteProxy) serve(w http.ResponseWriter, r *http.Request, c byteCall) {
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Header.Get("Upgrade") == "" {
 		p.get(w, r, c)
 		return
+	}
+	if r.ContentLength < 0 {
+		r.Body = wideBody{r.Body}
 	}
 	p.proxy.ServeHTTP(w, r)
 }
