@@ -33,6 +33,7 @@ type fakeGuest struct {
 	wg       sync.WaitGroup
 	last     sandbox.Command
 	trusts   []Grounds
+	onTrust  func() error
 
 	sessions    map[string]GuestSession
 	lastSession sandbox.SessionSpec
@@ -172,6 +173,9 @@ func (g *fakeGuest) Signal(ctx context.Context, pid, signal int, _ uint64) error
 }
 
 func (g *fakeGuest) Trust(_ context.Context, grounds Grounds) error {
+	if g.onTrust != nil {
+		return g.onTrust()
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.trusts = append(g.trusts, grounds)

@@ -57,6 +57,9 @@ func (e *Edge) trust(ctx context.Context, in *instance, g Guest) error {
 		grounds.Tasks = append(grounds.Tasks, filepath.Join(made.V1[controller], "tasks"))
 	}
 	if err := g.Trust(ctx, grounds); err != nil {
+		if _, gone := in.live(); gone != nil { // and its groups with it
+			return gone
+		}
 		return err
 	}
 	in.trusted = g

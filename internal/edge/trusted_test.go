@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +32,24 @@ func TestTrustedCommands(t *testing.T) {
 		}
 		if g.last.User != "7:8" || g.last.Timeout != 5*time.Second || g.last.Cwd != "" {
 			t.Errorf("%+v", g.last)
+		}
+		w.close()
+	})
+}
+
+// A sandbox that ends while it is told of trusted commands takes what they need with it: that is no fault of the platform.
+func TestTrustedCommandOfASandboxThatEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(o *Options) { o.Tools = fakeTools{} })
+		id := w.create()
+		v, _ := w.guests.Load(id)
+		v.(*fakeGuest).onTrust = func() error {
+			w.delete(id, true)
+			return os.ErrNotExist
+		}
+		_, err := w.s.Exec(w.user(), &dsecv1.ExecRequest{SandboxId: string(id), Command: &dsecv1.Command{Shell: "true", Trusted: true}})
+		if sandbox.ReasonOf(grpcerr.FromStatus(err)) != "sandbox_ended" {
+			t.Errorf("%v", err)
 		}
 		w.close()
 	})
