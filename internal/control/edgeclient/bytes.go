@@ -131,9 +131,9 @@ func (p *byteProxy) serve(w http.ResponseWriter, r *http.Request, c byteCall) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(down, func() { cancel(errDown) })()
-	// The proxy's error handler gets the outgoing request, whose context also ends with the edge; the caller's own is r's.
-	onError := c.onError
-	c.onError = func(w http.ResponseWriter, _ *http.Request, err error) { onError(w, r, err) }
+	// The proxy's error handler gets the outgoing request, whose context also ends with the edge; the caller's own does not.
+	onError, own := c.onError, r
+	c.onError = func(w http.ResponseWriter, _ *http.Request, err error) { onError(w, own, err) }
 	r = r.WithContext(context.WithValue(ctx, byteCallKey{}, c))
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Header.Get("Upgrade") == "" {
 		p.get(w, r, c)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -322,6 +323,39 @@ func TestATruncatedAnswerIsSeen(t *testing.T) {
 	defer res.Body.Close()
 	if got, err := io.ReadAll(res.Body); err == nil {
 		t.Fatalf("a cut answer looks whole: %q", got)
+	}
+}
+
+// A request that was not answered before the edge is found to be down may be sent again, of whatever method it is.
+func TestDownIsNoFaultOfThePlatform(t *testing.T) {
+	e, c := setup(t, 0)
+	s := front(t, c)
+	arrived := make(chan struct{})
+	e.Set(func(h *edgetest.Hooks) {
+		h.Bytes = func(_ http.ResponseWriter, r *http.Request) {
+			arrived <- struct{}{}
+			<-r.Context().Done()
+		}
+	})
+	for _, method := range []string{http.MethodGet, http.MethodPut} {
+		go func() {
+			<-arrived
+			c.SetDown(true)
+			c.SetDown(false)
+		}()
+		r, err := http.NewRequest(method, s.URL+"/v1/sandboxes/x/files", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if strings.TrimSpace(string(body)) != "edge_unavailable" {
+			t.Errorf("%s: %d %q", method, res.StatusCode, body)
+		}
 	}
 }
 
