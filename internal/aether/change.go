@@ -23,6 +23,7 @@ type changer struct {
 	accts   *accounts
 	acc     account
 	charged bool // what is made in memory would be charged to this process
+	names   *names
 }
 
 // changeFiles makes the changes of req in order, up to the first that fails.
@@ -38,7 +39,7 @@ func (s *Server) changeFiles(ctx context.Context, req *aetherv1.ChangeFiles) (*a
 		return nil, err
 	}
 	defer func() { <-s.trees }()
-	c := &changer{ctx: ctx, accts: s.accts, acc: acc, charged: s.pool != nil}
+	c := &changer{ctx: ctx, accts: s.accts, acc: acc, charged: s.pool != nil, names: &s.names}
 	result := new(aetherv1.ChangeResult)
 	err = asUser(acc, func() error {
 		for _, ch := range req.Changes {

@@ -7,11 +7,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	aetherv1 "dsec/api/aether/v1"
 	"dsec/internal/wire"
 )
 
 // idleKept is how much of what background jobs write to a stream while no command runs is kept for the next one.
 const idleKept = 16 << 10
+
+// maxPipe is how much a pipe may hold in a sandbox, whose root lacks CAP_SYS_RESOURCE.
+const maxPipe = 1 << 20
 
 // shellPipes are the descriptors of a session's shell, and our ends of them. -1 is closed.
 type shellPipes struct {
@@ -122,9 +126,12 @@ func (p *shellPipes) close() {
 func (p *shellPipes) openScript() (int, error) {
 	buf := readBuffers.Get().(*[]byte)
 	defer readBuffers.Put(buf)
-	for {
+	for tries := 0; ; tries++ {
 		if n, err := unix.Read(p.script, *buf); n <= 0 && !errors.Is(err, unix.EINTR) {
 			break
+		}
+		if tries > maxPipe/readSize { // somebody inside writes there, and need never stop
+			return -1, failf(aetherv1.Code_CODE_RESOURCES, "something in the sandbox writes into the pipe of the session's scripts; delete the session and create it anew")
 		}
 	}
 	return unix.Open(refPath(p.script), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

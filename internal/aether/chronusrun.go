@@ -172,6 +172,9 @@ func (x *chronus) hearOnce(fd int) (open, again bool) {
 	return true, false
 }
 
+// maxRest is how many reads hearRest makes: the shell says a line for each command, and others who write there need never stop.
+const maxRest = 64
+
 // hearRest takes what the shell said before it ended.
 func (x *chronus) hearRest() {
 	rc, err := x.statuses.SyscallConn()
@@ -179,7 +182,8 @@ func (x *chronus) hearRest() {
 		return
 	}
 	_ = rc.Control(func(fd uintptr) { // fails if it is closed: then all was heard
-		for open, again := true, false; open && !again; {
+		open, again := true, false
+		for tries := 0; open && !again && tries < maxRest; tries++ {
 			open, again = x.hearOnce(int(fd))
 		}
 	})
@@ -214,6 +218,9 @@ func (x *chronus) silent() {
 
 // hear takes bytes of the pipe of statuses. x.mu is held.
 func (x *chronus) hear(b []byte) {
+	if x.reason == "broken" {
+		return
+	}
 	x.report = append(x.report, b...)
 	for {
 		line, rest, ok := bytes.Cut(x.report, []byte("\n"))
@@ -230,6 +237,7 @@ func (x *chronus) hear(b []byte) {
 		x.ends(unix.WaitStatus(o.status << 8))
 	}
 	if len(x.report) > maxOutcome {
+		x.report = nil
 		x.end("broken")
 	}
 }

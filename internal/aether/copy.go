@@ -106,7 +106,7 @@ func (c *changer) copyRef(from int, st *unix.Stat_t, to place, merge bool) error
 	if err != nil {
 		return err
 	}
-	cp.w = &walker{ctx: c.ctx, visit: cp.visit, leave: cp.leave}
+	cp.w = &walker{ctx: c.ctx, held: share{of: c.names}, visit: cp.visit, leave: cp.leave}
 	cp.w.entered = func(parent, dir *treeDir, name string) error {
 		at := to
 		if parent != nil {
@@ -221,7 +221,7 @@ func (cp *copier) file(ref int, st *unix.Stat_t, to place, path string) error {
 	if err := cp.place(to, func(at place) error { return cp.one(ref, st, at) }); err != nil || !linked {
 		return err
 	}
-	if cp.held += len(path) + 64; cp.held > maxLinks {
+	if cp.held += len(path) + linkEach; cp.held > maxLinks || !cp.w.held.take(len(path)+linkEach) {
 		return failf(aetherv1.Code_CODE_RESOURCES, "too many files of the tree have several names; copy it by a command, such as cp -a")
 	}
 	cp.links[idOf(st)] = path

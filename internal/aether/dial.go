@@ -59,7 +59,7 @@ func (b *byteStream) dial(r *aetherv1.Dial) (*aetherv1.Done, error) {
 		}
 		_ = nc.CloseWrite() // fails if it has been reset, which reading tells
 	})
-	if err := send(b, nc); err != nil {
+	if err := send(b, nc, int(min(b.window, dialBuffer))); err != nil {
 		if b.ctx.Err() != nil {
 			return nil, errCanceled
 		}
@@ -74,39 +74,55 @@ func (b *byteStream) dial(r *aetherv1.Dial) (*aetherv1.Done, error) {
 
 const dialBuffer = 32 << 10
 
-var dialBuffers = sync.Pool{New: func() any { return new([dialBuffer]byte) }}
+// dialBuffers are those of connections with large windows. Others make their own, which are as small as their windows.
+var dialBuffers = sync.Pool{New: func() any { b := make([]byte, dialBuffer); return &b }}
 
-// send copies what the port sends. A connection that is silent holds no buffer: there may be a thousand.
-func send(w io.Writer, nc *net.TCPConn) error {
+func getDialBuffer(size int) *[]byte {
+	if size >= dialBuffer {
+		return dialBuffers.Get().(*[]byte)
+	}
+	b := make([]byte, size)
+	return &b
+}
+
+func putDialBuffer(b *[]byte) {
+	if len(*b) == dialBuffer {
+		dialBuffers.Put(b)
+	}
+}
+
+// send copies what the port sends, with a buffer of that size. A connection that is silent holds none: there may be a thousand,
+// and nobody need read what they send.
+func send(w io.Writer, nc *net.TCPConn, size int) error {
 	raw, err := nc.SyscallConn()
 	if err != nil {
 		return err
 	}
 	for {
-		var buf *[dialBuffer]byte
+		var buf *[]byte
 		var n int
 		var rerr error
 		err := raw.Read(func(fd uintptr) bool {
-			buf = dialBuffers.Get().(*[dialBuffer]byte)
+			buf = getDialBuffer(size)
 			for {
-				if n, rerr = unix.Read(int(fd), buf[:]); rerr != unix.EINTR {
+				if n, rerr = unix.Read(int(fd), *buf); rerr != unix.EINTR {
 					break
 				}
 			}
 			if rerr != unix.EAGAIN {
 				return true
 			}
-			dialBuffers.Put(buf)
+			putDialBuffer(buf)
 			buf = nil
 			return false
 		})
 		if err = errors.Join(err, rerr); err == nil && n > 0 {
-			_, err = w.Write(buf[:n])
+			_, err = w.Write((*buf)[:n])
 		} else if err == nil {
 			err = io.EOF
 		}
 		if buf != nil {
-			dialBuffers.Put(buf)
+			putDialBuffer(buf)
 		}
 		switch {
 		case errors.Is(err, io.EOF):

@@ -157,7 +157,7 @@ func (l *lister) run(b *byteStream, p string) error {
 		return err
 	}
 	b.accept()
-	l.w = &walker{ctx: b.ctx, visit: l.visit, madeUp: true}
+	l.w = &walker{ctx: b.ctx, held: share{of: &b.s.srv.names}, visit: l.visit, madeUp: true}
 	l.w.unopened = func(_ *treeDir, _ string, err error) error {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) { // gone, or another thing by now
 			return nil

@@ -36,7 +36,7 @@ func (b *byteStream) readArchive(r *aetherv1.ReadArchive) (*aetherv1.Done, error
 	}
 	var done *aetherv1.Done
 	err = asUser(acc, func() (err error) {
-		done, err = packTree(b.ctx, r, b, b.accept)
+		done, err = packTree(b.ctx, r, b, b.accept, &b.s.srv.names)
 		return err
 	})
 	if errors.Is(err, wire.ErrBroken) { // the edge reads no more
@@ -55,6 +55,8 @@ type packer struct {
 	dents  []byte
 	attrs  []byte
 	levels []level
+	prefix []byte // the path of the innermost level, with a slash behind it
+	held   share
 	links  map[fileID]*linked
 	names  int // bytes of names in links
 	done   aetherv1.Done
@@ -64,7 +66,7 @@ type packer struct {
 // A level is a directory that is being read.
 type level struct {
 	fd     int
-	prefix string
+	prefix int    // how much of packer.prefix is its path: the paths of deep levels are long
 	rest   []byte // entries that were read and not yet looked at
 }
 
@@ -77,12 +79,13 @@ type linked struct {
 }
 
 // packTree writes the archive of what r names to w; opened is called when it is known to be there.
-func packTree(ctx context.Context, r *aetherv1.ReadArchive, w writer, opened func()) (*aetherv1.Done, error) {
-	p := &packer{ctx: ctx, w: pax.NewWriter(w), dents: make([]byte, dentsBuffer), links: make(map[fileID]*linked)}
+func packTree(ctx context.Context, r *aetherv1.ReadArchive, w writer, opened func(), of *names) (*aetherv1.Done, error) {
+	p := &packer{ctx: ctx, held: share{of: of}, w: pax.NewWriter(w), dents: make([]byte, dentsBuffer), links: make(map[fileID]*linked)}
 	defer func() {
 		for _, l := range p.levels {
 			unix.Close(l.fd)
 		}
+		p.held.end()
 	}()
 	if err := p.start(r, opened); err != nil {
 		return nil, err
@@ -224,29 +227,34 @@ func (p *packer) next() error {
 	at := len(p.levels) - 1
 	top := &p.levels[at]
 	list := top.rest
+	prefix := string(p.prefix[:top.prefix])
 	if len(list) == 0 {
 		n, err := readDents(top.fd, p.dents)
 		if n == 0 || err != nil {
 			unix.Close(top.fd)
 			p.levels = p.levels[:at]
 			if err != nil {
-				p.problem(top.prefix, err)
+				p.problem(prefix, err)
 			}
 			return nil
 		}
 		list = p.dents[:n]
 	}
+	p.held.give(len(top.rest))
 	for len(list) > 0 {
 		var name string
 		name, list = nextDent(list)
 		if name == "." || name == ".." || name == "" {
 			continue
 		}
-		if err := p.entry(top.fd, top.prefix, name); err != nil {
+		if err := p.entry(top.fd, prefix, name); err != nil {
 			return err
 		}
 		if len(p.levels) > at+1 { // it went down
-			p.levels[at].rest = append([]byte(nil), list...)
+			if p.levels[at].rest = nil; !p.held.take(len(list)) {
+				return errNames
+			}
+			p.levels[at].rest = bytes.Clone(list)
 			return nil
 		}
 	}
@@ -343,7 +351,7 @@ func (p *packer) earlier(st *unix.Stat_t, name string) string {
 	id := fileID{st.Dev, st.Ino}
 	l := p.links[id]
 	if l == nil {
-		if p.names+len(name)+linkEach > maxLinkNames {
+		if p.names+len(name)+linkEach > maxLinkNames || !p.held.take(len(name)+linkEach) {
 			p.done.SplitLinks++
 			return ""
 		}
@@ -354,6 +362,7 @@ func (p *packer) earlier(st *unix.Stat_t, name string) string {
 	if l.left--; l.left == 0 {
 		delete(p.links, id)
 		p.names -= len(l.name) + linkEach
+		p.held.give(len(l.name) + linkEach)
 	}
 	return l.name
 }
@@ -389,7 +398,8 @@ func (p *packer) directory(dir int, name, base string, dev uint64) error {
 		p.problem(name, failf(aetherv1.Code_CODE_INVALID, "directories are more than %d deep below it", maxDepth))
 		return nil
 	}
-	p.levels = append(p.levels, level{fd: fd, prefix: name + "/"})
+	p.prefix = append(append(p.prefix[:0], name...), '/')
+	p.levels = append(p.levels, level{fd: fd, prefix: len(p.prefix)})
 	return nil
 }
 

@@ -63,6 +63,7 @@ type Server struct {
 	watches  atomic.Int64
 	trees    chan struct{} // taken by each change of files under way
 	lists    chan struct{} // and by each listing
+	names    names         // of trees that requests go through
 
 	pumps    sync.WaitGroup // goroutines of pipes
 	sessions sync.WaitGroup

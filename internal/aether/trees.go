@@ -56,7 +56,7 @@ func (c *changer) removeTree(ctx context.Context, p place) error {
 		return emptied(p, err)
 	}
 	w := &walker{
-		ctx: ctx,
+		ctx: ctx, held: share{of: c.names},
 		visit: func(dir *treeDir, name string) (bool, error) {
 			err := unix.Unlinkat(dir.fd, name, 0)
 			switch {
@@ -179,7 +179,7 @@ func (c *changer) eachFile(fd int, last bool, f func(fd int, st *unix.Stat_t) er
 	if err != nil {
 		return err
 	}
-	w := &walker{ctx: c.ctx, visit: func(dir *treeDir, name string) (bool, error) { return c.visitFile(dir, name, last, f) }}
+	w := &walker{ctx: c.ctx, held: share{of: c.names}, visit: func(dir *treeDir, name string) (bool, error) { return c.visitFile(dir, name, last, f) }}
 	if last {
 		w.leave = func(_, dir *treeDir, _ string) error {
 			var st unix.Stat_t

@@ -39,10 +39,11 @@ func (b *byteStream) writeArchive(r *aetherv1.WriteArchive) (*aetherv1.Done, err
 type unpacker struct {
 	keepOwners, noReplace, now bool
 
-	dirs []openDir // the directory itself, and those down to where the last entry was
-	tmp  temporaryNames
-	buf  []byte
-	done aetherv1.Done
+	attrs int       // bytes of extended attributes of dirs that are still to be set
+	dirs  []openDir // the directory itself, and those down to where the last entry was
+	tmp   temporaryNames
+	buf   []byte
+	done  aetherv1.Done
 }
 
 // An openDir is a directory on the way to the last entry. Its attributes are set when the way leads elsewhere: what is
@@ -227,10 +228,31 @@ func (u *unpacker) enter(parts []string, attrs *pax.Header) error {
 		u.dirs = append(u.dirs, openDir{name: parts[i], fd: fd})
 	}
 	if attrs != nil {
-		u.dirs[len(u.dirs)-1].attrs = attrs
+		d := &u.dirs[len(u.dirs)-1]
+		if u.attrs += sizeOf(attrs) - sizeOf(d.attrs); u.attrs > maxHeldAttrs {
+			return failf(aetherv1.Code_CODE_INVALID, "the directories that it is in have more than %d bytes of extended attributes", maxHeldAttrs)
+		}
+		d.attrs = attrs
 	}
 	return nil
 }
+
+// maxHeldAttrs bounds the extended attributes that wait until their directories are left: one entry may bring a MiB of them.
+const maxHeldAttrs = 2 << 20
+
+// sizeOf is what a directory's header costs while it waits.
+func sizeOf(h *pax.Header) int {
+	if h == nil {
+		return 0
+	}
+	n := len(h.Name) + len(h.Link)
+	for _, x := range h.Xattrs {
+		n += len(x.Name) + len(x.Value) + attrCost
+	}
+	return n
+}
+
+const attrCost = 48 // of each besides
 
 // leave closes directories until n are left, and gives them their attributes.
 func (u *unpacker) leave(n int) error {
@@ -238,6 +260,7 @@ func (u *unpacker) leave(n int) error {
 		last := len(u.dirs) - 1
 		d := u.dirs[last]
 		u.dirs = u.dirs[:last]
+		u.attrs -= sizeOf(d.attrs)
 		err := u.finish(d)
 		unix.Close(d.fd)
 		if err != nil {

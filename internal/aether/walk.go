@@ -13,6 +13,8 @@ const (
 	maxTreeDepth = 20_000  // directories below each other
 	maxOpen      = 64      // of these, open at once
 	maxPending   = 4 << 20 // bytes of names that wait
+	nameCost     = 32      // of each besides
+	levelCost    = 192     // of each level besides its name
 	direntSize   = 32 << 10
 )
 
@@ -37,7 +39,8 @@ type treeDir struct {
 // bounded: of the directories above it the innermost are open; those further out are read to their end, keep the names of
 // what is still to be entered, and are found again by "..", if that is still where it came from.
 type walker struct {
-	ctx context.Context
+	ctx  context.Context
+	held share
 	// visit looks at one entry and says whether it is to be entered.
 	visit func(dir *treeDir, name string) (enter bool, err error)
 	// entered and leave may be nil. leave is called when all below dir is done; name is dir's in parent, which is nil at the top.
@@ -77,6 +80,7 @@ func (w *walker) close() {
 		l.close()
 	}
 	w.levels = nil
+	w.held.end()
 }
 
 func (l *treeDir) close() {
@@ -96,7 +100,8 @@ func (w *walker) step(l *treeDir) error {
 	case n > 0:
 		name := l.pending[n-1]
 		l.pending = l.pending[:n-1]
-		w.pending -= len(name)
+		w.pending -= len(name) + nameCost
+		w.held.give(len(name) + nameCost)
 		return w.descend(l, name)
 	case !l.read:
 		return w.batch(l)
@@ -132,10 +137,13 @@ func (w *walker) batch(l *treeDir) error {
 		if !enter {
 			continue
 		}
-		l.pending = append(l.pending, name)
-		if w.pending += len(name); w.pending > maxPending {
+		if w.pending += len(name) + nameCost; w.pending > maxPending {
 			return failf(aetherv1.Code_CODE_RESOURCES, "the tree is too deep and too wide at once; do it by a command, or in parts")
 		}
+		if !w.held.take(len(name) + nameCost) {
+			return errNames
+		}
+		l.pending = append(l.pending, name)
 	}
 	return nil
 }
@@ -171,6 +179,9 @@ func (w *walker) descend(l *treeDir, name string) error {
 func (w *walker) push(fd int, name string) error {
 	l := &treeDir{fd: fd, out: -1, start: len(w.prefix), depth: len(w.levels)}
 	w.levels = append(w.levels, l)
+	if !w.held.take(len(name) + levelCost) {
+		return errNames
+	}
 	if name != "" {
 		w.prefix = append(append(w.prefix, name...), '/')
 	}
@@ -245,6 +256,7 @@ func (w *walker) ascend(l *treeDir) error {
 		}
 	}
 	l.close()
+	w.held.give(len(name) + levelCost)
 	w.prefix = w.prefix[:l.start]
 	w.levels = w.levels[:len(w.levels)-1]
 	return nil

@@ -18,7 +18,7 @@ const (
 	maxWatchers = 8      // at once: the kernel keeps up to 16,384 events for each
 	maxWatches  = 32_768 // directories, of all watchers together
 	watchBuffer = 16 << 10
-	maxLast     = 1024
+	maxLast     = 64 << 10 // bytes of paths whose last events are remembered
 	// watchPause lets events come together, and bounds how often a sandbox can wake this process.
 	watchPause = 20 * time.Millisecond
 
@@ -59,6 +59,7 @@ type watcher struct {
 	dirs      map[int32]*watched
 	out       records
 	last      map[string]uint32 // path -> kind of its last event, in one batch
+	lastBytes int
 	scans     int
 	rescan    bool
 	sweep     bool
@@ -181,6 +182,8 @@ func (w *watcher) fill(top, fd int, wd int32, tell bool) error {
 		name   string
 	}
 	var queue []found
+	held := share{of: &w.srv.names}
+	defer held.end()
 	buf := make([]byte, direntSize)
 	for {
 		err := eachEntry(fd, buf, func(name string) error {
@@ -190,6 +193,9 @@ func (w *watcher) fill(top, fd int, wd int32, tell bool) error {
 				isDir = st.Mode&unix.S_IFMT == unix.S_IFDIR
 			}
 			if isDir && w.recursive && st.Dev == w.topID.dev {
+				if !held.take(len(name) + nameCost) {
+					return errNames
+				}
 				queue = append(queue, found{wd, name})
 			}
 			if len(queue) > maxWatches {
@@ -213,6 +219,7 @@ func (w *watcher) fill(top, fd int, wd int32, tell bool) error {
 			}
 			next := queue[len(queue)-1]
 			queue = queue[:len(queue)-1]
+			held.give(len(next.name) + nameCost)
 			if fd, wd, err = w.addBelow(top, next.parent, next.name); err != nil {
 				return err
 			}
@@ -289,7 +296,10 @@ func (w *watcher) tell(wd int32, name string, kind uint32, isDir bool) error {
 	if !ok || w.last[p] == kind {
 		return nil
 	}
-	if len(w.last) < maxLast {
+	if _, known := w.last[p]; known || w.lastBytes < maxLast {
+		if !known {
+			w.lastBytes += len(p) + nameCost
+		}
 		w.last[p] = kind
 	}
 	return w.out.add(&aetherv1.FileEvent{Path: []byte(p), Kind: kind, Directory: isDir})
@@ -323,6 +333,7 @@ func (w *watcher) run() error {
 
 func (w *watcher) batch(b []byte) error {
 	clear(w.last)
+	w.lastBytes = 0
 	for len(b) > 0 {
 		e, rest, err := parseEvent(b)
 		if err != nil {
