@@ -161,3 +161,13 @@ func TestRememberedEventsAreBounded(t *testing.T) {
 		t.Errorf("%d paths, %d bytes", len(w.last), w.lastBytes)
 	}
 }
+
+// Names that a request brings count as those that a tree has.
+func TestNamesOfArchivesAreHeld(t *testing.T) {
+	of := new(names)
+	of.held.Store(maxNamesHeld - 100)
+	r := &aetherv1.ReadArchive{Path: "/", Names: [][]byte{[]byte("a"), []byte("b"), []byte("c"), []byte("d")}}
+	if _, err := packTree(context.Background(), r, io.Discard, func() { t.Error("opened") }, of); !errors.Is(err, errNames) || of.held.Load() != maxNamesHeld-100 {
+		t.Error(err, of.held.Load())
+	}
+}

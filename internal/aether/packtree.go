@@ -114,6 +114,11 @@ func (p *packer) start(r *aetherv1.ReadArchive, opened func()) error {
 	}
 	full = path.Clean(full)
 	if len(r.Names) > 0 {
+		for _, n := range r.Names {
+			if !p.held.take(len(n) + nameCost) {
+				return errNames
+			}
+		}
 		opened()
 		return p.named(full, r.Names)
 	}

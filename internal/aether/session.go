@@ -23,6 +23,10 @@ const (
 	maxTransfers  = 64
 	writeTimeout  = 60 * time.Second
 	maxSignalling = 64
+
+	// Byte streams beyond so many at once have smaller windows: what waits in all of them must fit into this process's memory.
+	fullWindows  = 16
+	scarceWindow = 64 << 10
 )
 
 var errAuth = errors.New("authentication failed")
@@ -282,6 +286,8 @@ func (s *session) transfer(stream uint32, t transfer) {
 		if dial {
 			s.dials++
 			b.limit(dialWindow(s.dials))
+		} else if n := len(s.transfers) - s.dials; b != nil && n > fullWindows {
+			b.limit(scarceWindow)
 		}
 	}
 	s.mu.Unlock()

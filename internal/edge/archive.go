@@ -52,8 +52,11 @@ func (e *Edge) getArchive(w http.ResponseWriter, r *http.Request, in *instance) 
 	return e.answerArchive(w, r, in, a)
 }
 
-// maxNames is how long a list of names may be, in bytes.
-const maxNames = 2 << 20
+// Bounds of a list of names: bytes, and how many. Each costs aether, which has little memory, more than its bytes.
+const (
+	maxNames     = 2 << 20
+	maxNameCount = 50_000
+)
 
 // postArchive packs the regular files whose names, each ended by a NUL, are the request's body.
 func (e *Edge) postArchive(w http.ResponseWriter, r *http.Request, in *instance) error {
@@ -61,8 +64,8 @@ func (e *Edge) postArchive(w http.ResponseWriter, r *http.Request, in *instance)
 	switch {
 	case err != nil:
 		return sandbox.Errorf(sandbox.Canceled, "canceled", "the list of names broke off").WithCause(err)
-	case len(list) > maxNames:
-		return sandbox.Errorf(sandbox.ResourceExhausted, "request_too_large", "a list of names has at most %d bytes; ask in several requests", maxNames)
+	case len(list) > maxNames || bytes.Count(list, []byte{0}) > maxNameCount:
+		return sandbox.Errorf(sandbox.ResourceExhausted, "request_too_large", "a list has at most %d names, and %d bytes; ask in several requests", maxNameCount, maxNames)
 	}
 	names := bytes.Split(bytes.TrimSuffix(list, []byte{0}), []byte{0})
 	for _, name := range names {

@@ -54,7 +54,7 @@ func TestArchiveOfNames(t *testing.T) {
 	}
 	for list, want := range map[string]string{
 		"": "invalid_path", "\x00": "invalid_path", "/a\x00\x00/b": "invalid_path", strings.Repeat("x", 5000): "invalid_path",
-		strings.Repeat("/a\x00", maxNames/3+1): "request_too_large",
+		strings.Repeat(strings.Repeat("a", 99)+"\x00", maxNames/100+1): "request_too_large", strings.Repeat("a\x00", maxNameCount+1): "request_too_large",
 	} {
 		if resp, body := w.do(w.request("POST", "/archive", list)); resp.StatusCode < 400 || !strings.Contains(body, want) {
 			t.Errorf("%.20q: %d %s", list, resp.StatusCode, body)

@@ -20,6 +20,26 @@ func (g *fakeGuest) ListFiles(context.Context, string, string, int) (FileList, e
 	return nil, errFakeFiles
 }
 
-func (g *fakeGuest) WatchFiles(context.Context, string, string, bool) (FileWatch, error) {
-	return nil, errFakeFiles
+func (g *fakeGuest) WatchFiles(ctx context.Context, path, _ string, _ bool) (FileWatch, error) {
+	if path != "/watched" {
+		return nil, errFakeFiles
+	}
+	return &fakeWatch{ctx, g}, nil
 }
+
+// A fakeWatch tells of nothing, until its guest ends.
+type fakeWatch struct {
+	ctx context.Context
+	g   *fakeGuest
+}
+
+func (w *fakeWatch) Next() (FileEvent, error) {
+	select {
+	case <-w.ctx.Done():
+	case <-w.g.Done():
+	}
+	return FileEvent{}, sandbox.Errorf(sandbox.Unavailable, "guest_died", "it has ended")
+}
+
+func (*fakeWatch) Buffered() bool { return false }
+func (*fakeWatch) Close() error   { return nil }

@@ -241,13 +241,14 @@ func (s *server) watchFiles(req *dsecv1.WatchFilesRequest, stream grpc.ServerStr
 	if err != nil {
 		return err
 	}
-	defer s.e.begin(in)()
 	if err := checkFilePath(req.GetPath()); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
+	end := s.e.begin(in) // to begin is activity, to look on is none: a watch that was forgotten keeps no sandbox
 	watch, err := g.WatchFiles(ctx, req.GetPath(), in.userOf(req.GetUser()), req.GetRecursive())
+	end()
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,9 @@ import (
 
 const maxHost = 253
 
+// maxDials bounds the connections to one sandbox's ports, those that linger included. An honest aether takes fewer.
+const maxDials = 2048
+
 // A Conn is a TCP connection to a port inside. Its directions end by themselves: what a Read returns as io.EOF is the port's
 // FIN, and CloseWrite is ours. Reset before Close tells the port that it was cut. It does not end with the context that it was
 // dialled with.
@@ -54,6 +57,10 @@ func (c *Client) Dial(ctx context.Context, host string, port int, timeout time.D
 	}
 	n := c.dials.Add(1)
 	ended := func() { c.dials.Add(-1) }
+	if n > maxDials {
+		ended()
+		return nil, sandbox.Errorf(sandbox.ResourceExhausted, "too_many_connections", "%d connections to ports of this sandbox; close some", maxDials)
+	}
 	life, stop := context.WithCancelCause(context.Background())
 	unhook := context.AfterFunc(ctx, func() { stop(context.Cause(ctx)) })
 	req := &aetherv1.Dial{Host: host, Port: uint32(port), TimeoutMs: uint64(timeout.Milliseconds())}
