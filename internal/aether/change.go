@@ -6,6 +6,7 @@ import (
 	"errors"
 	"path"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -289,8 +290,15 @@ func (c *changer) moveAcross(from, to place, flags uint) error {
 	return c.removeTree(c.ctx, from)
 }
 
+// discardTime is how long that may take: others may fill what is being removed.
+const discardTime = 10 * time.Minute
+
 // discard removes what was made in vain, also where the caller has left.
-func (c *changer) discard(p place) { _ = c.removeTree(context.Background(), p) }
+func (c *changer) discard(p place) {
+	ctx, cancel := context.WithTimeout(context.Background(), discardTime)
+	defer cancel()
+	_ = c.removeTree(ctx, p)
+}
 
 // emptyDir says ENOTEMPTY of a directory with entries.
 func emptyDir(p place) error {

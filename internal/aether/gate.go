@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	aetherv1 "dsec/api/aether/v1"
 )
@@ -14,6 +15,7 @@ import (
 const (
 	freezeTime   = 10 * time.Second // for all processes to stop
 	parkTime     = 20 * time.Second // less than the edge waits for a start
+	maxParked    = 8 << 20          // bytes of requests that wait; one may have 3 MiB
 	minLook      = 200 * time.Microsecond
 	maxLook      = 10 * time.Millisecond
 	frozenAdvice = "a trusted command has stopped everything else in this sandbox; try again when it has ended"
@@ -29,11 +31,13 @@ type gate struct {
 	busy   bool          // the user's spawner makes a process
 	idle   chan struct{} // closed when it is done, if somebody waits
 	parked []*parked
+	bytes  int        // of their requests
 	resume chan []job // to the user's spawner
 }
 
 type parked struct {
 	job   job
+	size  int
 	timer *time.Timer
 }
 
@@ -47,21 +51,36 @@ func (g *gate) arm(freeze, events int) {
 
 // enter is called by the user's spawner before it makes a process. If it may not, the job comes again later, or fails.
 func (g *gate) enter(j job) bool {
+	may, parked := g.enterOrPark(j)
+	if !may && !parked {
+		j.failed(failf(aetherv1.Code_CODE_FROZEN, frozenAdvice))
+	}
+	return may
+}
+
+func (g *gate) enterOrPark(j job) (may, waits bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.held == 0 {
 		g.busy = true
-		return true
+		return true, false
 	}
+	size := proto.Size(j.req) + proto.Size(j.session) + jobCost
+	if g.bytes+size > maxParked {
+		return false, false
+	}
+	g.bytes += size
 	wait := parkTime
 	if j.c != nil && j.c.timeout > 0 {
 		wait = min(wait, j.c.timeout)
 	}
-	p := &parked{job: j}
+	p := &parked{job: j, size: size}
 	p.timer = time.AfterFunc(wait, func() { g.expire(p) })
 	g.parked = append(g.parked, p)
-	return false
+	return false, true
 }
+
+const jobCost = 1 << 10 // of one that waits, besides its request
 
 func (g *gate) leave() {
 	g.mu.Lock()
@@ -79,6 +98,7 @@ func (g *gate) expire(p *parked) {
 	for i, q := range g.parked {
 		if q == p {
 			g.parked = append(g.parked[:i:i], g.parked[i+1:]...)
+			g.bytes -= p.size
 			g.mu.Unlock()
 			p.job.failed(failf(aetherv1.Code_CODE_FROZEN, frozenAdvice))
 			return
@@ -159,7 +179,7 @@ func (g *gate) unparkLocked() []job {
 		p.timer.Stop() // if it has fired, expire finds nothing
 		jobs = append(jobs, p.job)
 	}
-	g.parked = nil
+	g.parked, g.bytes = nil, 0
 	return jobs
 }
 

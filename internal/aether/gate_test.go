@@ -3,6 +3,7 @@ package aether
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -161,5 +162,32 @@ func TestCheckTrusted(t *testing.T) {
 	}
 	if f := checkStart(&aetherv1.Start{CommandId: "x", Cwd: "/", Trusted: true, Argv: []string{"ls", "/bin"}}); f != nil {
 		t.Error(f)
+	}
+}
+
+// What waits holds its requests in memory, of which there is little.
+func TestGateParksLittle(t *testing.T) {
+	g, _ := newTestGate(t)
+	s := &Server{commands: map[string]*command{}, gate: g, resting: true}
+	if f := g.hold(); f != nil {
+		t.Fatal(f)
+	}
+	refused := 0
+	for range 10 {
+		j := jobOf(s, "large", 0)
+		j.req.Shell = strings.Repeat("x", 1<<20)
+		if g.enter(j) {
+			t.Fatal("not parked")
+		}
+		if j.c.failure != nil {
+			refused++
+		}
+	}
+	if n := len(g.parked); n != 7 || refused != 3 {
+		t.Errorf("%d wait, %d are refused", n, refused)
+	}
+	g.release()
+	if jobs := <-g.resume; len(jobs) != 7 || g.bytes != 0 {
+		t.Errorf("%d go on, %d bytes are left", len(jobs), g.bytes)
 	}
 }

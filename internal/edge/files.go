@@ -289,6 +289,7 @@ func readEvents(ctx context.Context, watch FileWatch, batches chan<- *dsecv1.Wat
 			}
 			if ev.Overflow {
 				m.Overflow = true
+				size += 16 // it may come again and again
 			} else {
 				e := &dsecv1.FileEvent{Kind: dsecv1.FileEventKind(ev.Kind), Directory: ev.Directory}
 				e.Path, e.RawPath = text(ev.Path)

@@ -331,6 +331,12 @@ func (d *Duplex) Write(p []byte) (int, error) {
 	err := d.push(func() bool { return len(d.pending) == 0 })
 	n := len(p) - len(d.pending)
 	d.pending = nil
+	if err != nil && d.end && !d.endSent && d.err == nil { // the end waited behind what is given up
+		d.mu.Unlock()
+		d.conn.Ready(d.src)
+		d.conn.Flush()
+		d.mu.Lock()
+	}
 	return n, err
 }
 

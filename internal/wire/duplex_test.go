@@ -255,3 +255,29 @@ func TestDuplexCloseReadDuringWriteTo(t *testing.T) {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// An end behind a Write that gives up is sent all the same.
+func TestDuplexEndBehindAWriteThatGivesUp(t *testing.T) {
+	e, _ := newEnds(t, 0)
+	wrote := make(chan error, 1)
+	go func() { _, err := e.a.Write(make([]byte, 2*Window)); wrote <- err }()
+	for arrived := uint64(0); arrived < Window; time.Sleep(time.Millisecond) {
+		e.b.mu.Lock()
+		arrived = e.b.arrived
+		e.b.mu.Unlock()
+	}
+	if err := e.a.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	_ = e.a.SetWriteDeadline(time.Now())
+	if err := <-wrote; err == nil {
+		t.Fatal("it wrote all")
+	}
+	_ = e.a.SetWriteDeadline(time.Now().Add(30 * time.Second))
+	if err := e.a.Drain(); err != nil {
+		t.Error(err)
+	}
+	if n, err := io.Copy(io.Discard, e.b); n != Window || err != nil {
+		t.Error(n, err)
+	}
+}
