@@ -15,8 +15,8 @@ copied. - is a tar archive: on our standard output, or from our standard input, 
 with a colon is written ./a:b.
 
 A file appears whole or not at all. Modes, times, links and holes are kept; owners are not, unless -a is given: here what is copied
-is ours, inside it is the sandbox's user's, or --user's. Links are copied as links, unless -L is given. What comes out of a sandbox cannot leave the
-target, whatever it is, and gets no set-user-id bits; devices, sockets and pipes are left out.
+is ours, inside it is the sandbox's user's, or --user's. Links are copied as links, unless -L is given. What comes out of a
+sandbox cannot leave the target, whatever it is, and gets no set-user-id bits; devices, sockets and pipes are left out.
 
   dsec cp s4k2:/etc/os-release .
   dsec cp ./src s4k2:/srv

@@ -102,17 +102,18 @@ func (u *unpacker) copy(fd int, off, length int64, r *pax.Reader) (int64, error)
 	return off, nil
 }
 
-// attributes sets those of a file. The owner goes first: changing it clears set-user-id bits and capabilities.
+// attributes sets those of a file. The owner goes first: changing it clears set-user-id bits and capabilities. Then the extended
+// attributes, which ask for the right to write to the file.
 func (u *unpacker) attributes(fd int, h *pax.Header) error {
 	if u.keepOwners {
 		if err := unix.Fchown(fd, int(h.UID), int(h.GID)); err != nil {
 			return err
 		}
 	}
-	if err := unix.Fchmod(fd, h.Mode); err != nil {
+	if err := setXattrs(h, func(name string, value []byte) error { return unix.Fsetxattr(fd, name, value, 0) }); err != nil {
 		return err
 	}
-	if err := setXattrs(h, func(name string, value []byte) error { return unix.Fsetxattr(fd, name, value, 0) }); err != nil {
+	if err := unix.Fchmod(fd, h.Mode); err != nil {
 		return err
 	}
 	if u.now {
