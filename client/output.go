@@ -129,7 +129,7 @@ func (r *Output) query() url.Values {
 	case r.o.TailLines != 0:
 		set("tail_lines", max(0, r.o.TailLines))
 	case !r.o.Since.IsZero():
-		set("since", r.o.Since.UnixMilli())
+		set("since", max(0, r.o.Since.UnixMilli())) // nothing is older
 	default:
 		set("offset", r.o.Offset)
 	}

@@ -227,7 +227,7 @@ func TestSignalNumber(t *testing.T) {
 func TestLogs(t *testing.T) {
 	h := newHarness(t)
 	s := h.f.add(nil)
-	h.wantError(h.run("logs", s.Id), 1, "no such command")
+	h.wantError(h.run("logs", s.Id), 1, "no command has been run")
 	h.run("exec", s.Id, "both")
 	h.run("exec", s.Id, "echo", "last")
 	h.want(h.run("logs", s.Id), "last\n", "", 0)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -56,6 +57,27 @@ func TestCpPlace(t *testing.T) {
 		case !isError && (err != nil || got != c.want):
 			t.Errorf("%v to %v: %q, %v; want %q", c.from, c.to, got, err, c.want)
 		}
+	}
+}
+
+// A pipe that nobody writes to blocks who opens it; an interrupt ends the copy all the same.
+func TestCpOfAPipeIsInterrupted(t *testing.T) {
+	h := newHarness(t)
+	h.f.add(func(s *dsecv1.Sandbox) { s.Spec.Name = "box" })
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done := h.start("cp", pipe, "box:/srv/x")
+	for h.f.called("StatFiles") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	h.interrupt()
+	if got := recv(t, done); got.code != 130 {
+		t.Fatalf("%+v", got)
+	}
+	if f, err := os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil { // lets go of the goroutine that was left behind
+		f.Close()
 	}
 }
 

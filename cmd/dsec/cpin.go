@@ -82,7 +82,7 @@ func (t *transfer) wantParent(ctx context.Context, at string) error {
 }
 
 func (t *transfer) uploadFile(ctx context.Context, from, at string) error {
-	f, err := os.Open(from)
+	f, err := openSource(ctx, from)
 	if err != nil {
 		return err
 	}
@@ -104,6 +104,26 @@ func (t *transfer) uploadFile(ctx context.Context, from, at string) error {
 	}
 	owner := &dsecv1.SetOwner{Path: at, Owner: ownerOf(info)}
 	return t.files.Change(ctx, &dsecv1.FileChange{Change: &dsecv1.FileChange_SetOwner{SetOwner: owner}})
+}
+
+// openSource opens a file. A pipe without a writer blocks its opener, who cannot be interrupted: that one is left behind.
+func openSource(ctx context.Context, path string) (*os.File, error) {
+	type opened struct {
+		f   *os.File
+		err error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		f, err := os.Open(path)
+		done <- opened{f, err}
+	}()
+	select {
+	case o := <-done:
+		return o.f, o.err
+	case <-ctx.Done():
+		go func() { (<-done).f.Close() }() // a nil file says so, and nobody hears it
+		return nil, context.Cause(ctx)
+	}
 }
 
 func ownerOf(info fs.FileInfo) string {

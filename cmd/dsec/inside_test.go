@@ -55,6 +55,8 @@ func TestInsideUsage(t *testing.T) {
 		{"session create", "the sandbox is missing"},
 		{"session rm box", "missing"},
 		{"watch -l x", "KEY=VALUE"},
+		{"run -d --start= debian", "--start is empty"},
+		{"logs --list box 5f", "--list is of all"},
 		{"logs --tail x box", "neither a number"},
 		{"logs --since x box", "neither a duration"},
 		{"logs --since 10m --tail 3 box", "not both"},
@@ -279,6 +281,25 @@ func TestWatch(t *testing.T) {
 12:00:00  sabcdeoneaaa  command c1  exit 3  make test
 12:00:00  node abcde is away; its sandboxes are told anew when it is back
 `, "", 130)
+}
+
+func TestWatchOfASandboxThatIsForgotten(t *testing.T) {
+	h := newHarness(t)
+	gone := "svujsr3itvie3g2ulpjepyty" // a whole id, which is taken as it is
+	h.f.inside.watched = []*dsecv1.WatchSandboxesResponse{{Event: &dsecv1.WatchSandboxesResponse_Synced{Synced: true}}}
+	h.wantError(h.run("watch", gone), 1, "there is no sandbox "+gone)
+	// It may be on a node that does not answer.
+	h.f.inside.watched = []*dsecv1.WatchSandboxesResponse{
+		{Event: &dsecv1.WatchSandboxesResponse_EdgeLost{EdgeLost: &dsecv1.EdgeLost{Node: "n"}}},
+		{Event: &dsecv1.WatchSandboxesResponse_Synced{Synced: true}},
+	}
+	seen := h.stdout.saw("node n is away")
+	done := h.start("watch", gone)
+	recv(t, seen)
+	h.interrupt()
+	if got := recv(t, done); got.code != 130 {
+		t.Fatalf("%+v", got)
+	}
 }
 
 func TestURL(t *testing.T) {

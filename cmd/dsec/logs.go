@@ -62,6 +62,9 @@ func (o *logsOptions) run(ctx context.Context, c *console, args []string) error 
 	if err := o.check(c.now()); err != nil {
 		return err
 	}
+	if o.list && len(args) > 1 {
+		return usagef("--list is of all commands; leave %q out", clipText(args[1]))
+	}
 	sb, err := c.dialSandbox(ctx, *o.context, args[0])
 	if err != nil {
 		return err
@@ -189,6 +192,9 @@ func matchCommand(all []*dsecv1.CommandResult, ref string) (*dsecv1.CommandResul
 		default:
 			found = r
 		}
+	}
+	if ref == "" {
+		return nil, sandbox.Errorf(sandbox.NotFound, "command_not_listed", "no command has been run in the sandbox")
 	}
 	if found == nil {
 		return nil, sandbox.Errorf(sandbox.NotFound, "command_not_listed", "the sandbox has no such command; `dsec logs --list SANDBOX` lists them")

@@ -84,6 +84,9 @@ func (o *runOptions) run(ctx context.Context, c *console, args []string) error {
 	case cmd == nil && o.timeout > 0:
 		return usagef("--timeout is the command's, and there is none; a sandbox ends by its --ttl or --lifetime")
 	}
+	if o.flags.given("start") && o.start == "" {
+		return usagef("the script of --start is empty")
+	}
 	spec, err := o.spec(args[0], c.getenv)
 	if err != nil {
 		return err

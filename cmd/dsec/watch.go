@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/sandbox"
 )
 
 var watchCommand = command{
@@ -54,8 +55,12 @@ func (o *watchOptions) run(ctx context.Context, c *console, args []string) error
 			req.Ids = append(req.Ids, sb.ID)
 		}
 	}
+	told := missing{ids: slices.Clone(req.Ids)}
 	for m, err := range cl.Watch(ctx, req) {
 		if err != nil {
+			return err
+		}
+		if err := told.check(m); err != nil {
 			return err
 		}
 		if o.asJSON {
@@ -65,6 +70,30 @@ func (o *watchOptions) run(ctx context.Context, c *console, args []string) error
 		}
 		if err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// missing are the sandboxes that were asked for and not told yet.
+type missing struct {
+	ids    []string
+	synced bool
+}
+
+// check refuses, once all were told that there are, what nothing will ever be told about.
+func (w *missing) check(m *dsecv1.WatchSandboxesResponse) error {
+	if w.synced {
+		return nil
+	}
+	switch e := m.GetEvent().(type) {
+	case *dsecv1.WatchSandboxesResponse_Sandbox:
+		w.ids = slices.DeleteFunc(w.ids, func(id string) bool { return id == e.Sandbox.GetId() })
+	case *dsecv1.WatchSandboxesResponse_EdgeLost: // they may be there
+		w.synced = true
+	case *dsecv1.WatchSandboxesResponse_Synced:
+		if w.synced = true; len(w.ids) > 0 {
+			return sandbox.Errorf(sandbox.NotFound, "sandbox_not_found", "there is no sandbox %s; it may have ended and been forgotten", w.ids[0])
 		}
 	}
 	return nil

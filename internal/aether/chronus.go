@@ -205,7 +205,7 @@ func checkSession(req *aetherv1.CreateSession) *failure {
 }
 
 func noSession(name string) *failure {
-	return failf(aetherv1.Code_CODE_NO_SESSION, "there is no session %q; create it first", clip(name, 64))
+	return failf(aetherv1.Code_CODE_NO_SESSION, "there is no session %q", clip(name, 64))
 }
 
 // endedLocked is what a command of a session that has ended gets.

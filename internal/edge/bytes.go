@@ -139,7 +139,7 @@ func queryInt(r *http.Request, name string, absent int64) (int64, error) {
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n < 0 {
-		return 0, sandbox.Errorf(sandbox.InvalidArgument, "invalid_query", "%s=%q is not a number of bytes", name, clip(s))
+		return 0, sandbox.Errorf(sandbox.InvalidArgument, "invalid_query", "%s=%q is not a whole number of at least 0", name, clip(s))
 	}
 	return n, nil
 }

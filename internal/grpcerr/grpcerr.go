@@ -98,6 +98,8 @@ func FromStatus(err error) error {
 // bare is for a status that gRPC made: its message is for logs.
 func bare(class sandbox.Class, st *status.Status) error {
 	switch class {
+	case sandbox.Unsupported: // a node of an older version than the control plane
+		return sandbox.Errorf(class, "node_lacks_call", "the sandbox's node does not know this request: it runs another version of dsec; update it").WithCause(st.Err())
 	case sandbox.Unavailable:
 		return sandbox.Errorf(class, "edge_unavailable", "the node does not answer; try again").WithCause(st.Err())
 	case sandbox.Canceled:

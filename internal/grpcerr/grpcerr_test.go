@@ -45,6 +45,7 @@ func TestForeignErrors(t *testing.T) {
 		{status.Error(codes.Unavailable, "dial unix"), sandbox.Unavailable, "edge_unavailable"},
 		{status.Error(codes.Canceled, "x"), sandbox.Canceled, "canceled"},
 		{status.Error(codes.DeadlineExceeded, "x"), sandbox.DeadlineExceeded, "deadline_exceeded"},
+		{status.Error(codes.Unimplemented, "unknown method"), sandbox.Unsupported, "node_lacks_call"},
 		{status.Error(codes.Aborted, "x"), sandbox.Internal, "internal"},
 		{context.Canceled, sandbox.Canceled, "canceled"},
 		{context.DeadlineExceeded, sandbox.DeadlineExceeded, "deadline_exceeded"},

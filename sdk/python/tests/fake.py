@@ -279,7 +279,7 @@ class Platform:
             return False
         out = Answer(writer, fault)
         if fault.early:
-            await out.error(ApiError(507, "resource_exhausted", "the disk is full", "disk_full"), close=not fault.mute)
+            await out.error(ApiError(507, "resource_exhausted", "the disk is full", "quota_exceeded"), close=not fault.mute)
             writer.write_eof()  # as servers do that take care that the answer is heard: see RFC 9112, 9.6
             while await reader.read(1 << 20):
                 pass
