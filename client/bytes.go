@@ -76,6 +76,7 @@ type source struct {
 	r      io.Reader
 	report func(total int64) // progress, may be nil
 	n      atomic.Int64
+	closed atomic.Bool
 
 	mu  sync.Mutex
 	err error
@@ -87,7 +88,7 @@ func (s *source) Read(p []byte) (int, error) {
 	if s.report != nil && n > 0 {
 		s.report(total)
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
+	if err != nil && !errors.Is(err, io.EOF) && !s.closed.Load() { // else it is our own doing
 		s.mu.Lock()
 		s.err = &ReadError{err}
 		s.mu.Unlock()
@@ -100,6 +101,7 @@ var ErrNotWanted = errors.New("the platform takes no more input")
 
 // Close ends a read that waits; a cancelled request does not return before it.
 func (s *source) Close() error {
+	s.closed.Store(true)
 	if p, ok := s.r.(*io.PipeReader); ok {
 		return p.CloseWithError(ErrNotWanted)
 	}
