@@ -32,6 +32,7 @@ async def test_terminal(config: DSecConfig, platform: Platform) -> None:
     assert terminal.offset == len(b"got hello\n")
     terminal.offset = 4
     assert await terminal.read() == b"hello\n"
+    await terminal.close()
     assert (await terminal.wait()).exit_code == 3
     shell = await sandbox.terminal()
     assert "argv" not in commands(platform)[1].command

@@ -33,6 +33,7 @@ def test_terminal(config: DSecConfig, platform: Platform) -> None:
     assert terminal.offset == len(b"got hello\n")
     terminal.offset = 4
     assert terminal.read() == b"hello\n"
+    terminal.close()
     assert (terminal.wait()).exit_code == 3
     shell = sandbox.terminal()
     assert "argv" not in commands(platform)[1].command
