@@ -59,7 +59,7 @@ func (c *Client) openExplained(ctx context.Context, req *aetherv1.Open, explain 
 		defer b.mu.Unlock()
 		b.fail(sandbox.AsError(context.Cause(ctx)))
 	})
-	if err := l.post(wire.MsgOpen, b.id, req); err != nil {
+	if err := l.ask(wire.MsgOpen, b.id, req); err != nil {
 		_ = b.Close()
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	aetherv1 "dsec/api/aether/v1"
@@ -66,11 +65,7 @@ func (c *Client) call(ctx context.Context, req *aetherv1.Call, notFound string, 
 		return nil, errBroken
 	}
 	defer l.forget(id)
-	if err := l.post(wire.MsgCall, id, req); err != nil {
-		var told *sandbox.Error // else it is the connection's
-		if !errors.As(err, &told) {
-			err = errBroken
-		}
+	if err := l.ask(wire.MsgCall, id, req); err != nil {
 		return nil, err
 	}
 	l.conn.Flush()

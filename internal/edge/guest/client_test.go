@@ -183,3 +183,29 @@ func TestWrongKey(t *testing.T) {
 		c.Close()
 	})
 }
+
+// A connection that has ended and was not noticed yet is no fault of the platform's: who asks may ask again.
+func TestRequestsOnADeadConnection(t *testing.T) {
+	a, b := net.Pipe()
+	defer b.Close()
+	c := &Client{linked: make(chan struct{}), commands: make(map[string]*Command)}
+	c.link = newLink(c, a)
+	c.link.conn.Fail(io.EOF)
+	ctx := testContext(t)
+	running := newCommand(c, "running")
+	running.started, running.link = true, c.link
+	for name, ask := range map[string]func() error{
+		"read":   func() error { _, _, err := c.ReadFile(ctx, FileRead{Path: "/x"}); return err },
+		"write":  func() error { _, _, err := c.WriteFile(ctx, FileWrite{Path: "/x"}, strings.NewReader("")); return err },
+		"dial":   func() error { _, err := c.Dial(ctx, "", 80, time.Minute); return err },
+		"call":   func() error { _, _, err := c.Processes(ctx); return err },
+		"signal": func() error { return running.Kill(ctx, 2) },
+	} {
+		if err := ask(); !errors.Is(err, errBroken) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := running.Kill(ctx, 0); err != nil || len(running.killed) != 1 {
+		t.Errorf("the kill of a tree waits for the next connection: %v", err)
+	}
+}

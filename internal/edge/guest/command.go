@@ -317,8 +317,7 @@ func (m *Command) postStart(l *link, req *aetherv1.Start) error {
 
 // refuse ends a command that never ran. m.mu is held. A connection's error is no reason to.
 func (m *Command) refuse(err error) bool {
-	var e *sandbox.Error
-	if !errors.As(err, &e) {
+	if connectionsOwn(err) {
 		return false
 	}
 	m.link.forget(m.stream)
@@ -439,7 +438,8 @@ func (m *Command) Kill(ctx context.Context, signal int) error {
 		m.mu.Unlock()
 		return nil
 	}
-	if signal == 0 || !m.started {
+	queued := signal == 0 || !m.started
+	if queued {
 		m.killed = append(m.killed, signal)
 	}
 	if m.link != nil { // it may be newer than the one that was there above
@@ -448,8 +448,11 @@ func (m *Command) Kill(ctx context.Context, signal int) error {
 	}
 	m.mu.Unlock()
 	l.conn.Flush()
-	if errors.Is(err, wire.ErrClosed) {
-		err = nil // it is sent again on the next connection
+	switch {
+	case !connectionsOwn(err):
+		return err
+	case queued: // it is sent on the next connection
+		return nil
 	}
-	return err
+	return errBroken
 }

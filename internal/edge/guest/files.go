@@ -74,7 +74,7 @@ func (c *Client) request(ctx context.Context, t wire.Type, m proto.Message) (*fi
 	if err := f.open(t == wire.MsgWriteFile); err != nil {
 		return nil, errBroken
 	}
-	if err := l.post(t, f.stream, m); err != nil {
+	if err := l.ask(t, f.stream, m); err != nil {
 		l.forget(f.stream)
 		return nil, err
 	}

@@ -135,6 +135,21 @@ func (l *link) post(t wire.Type, id uint32, m proto.Message) error {
 	return l.conn.Post(t, id, b)
 }
 
+// ask posts a request that ends with its connection: one that is gone already, and was not noticed yet, is no fault of ours.
+func (l *link) ask(t wire.Type, id uint32, m proto.Message) error {
+	err := l.post(t, id, m)
+	if connectionsOwn(err) {
+		return errBroken
+	}
+	return err
+}
+
+// connectionsOwn reports whether post failed for the connection's sake, not the message's.
+func connectionsOwn(err error) bool {
+	var told *sandbox.Error
+	return err != nil && !errors.As(err, &told)
+}
+
 // releaseByID attaches to a finished command whose result is here already, only to release it.
 func (l *link) releaseByID(commandID string) {
 	id, err := l.open(nil)
