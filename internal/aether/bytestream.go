@@ -34,14 +34,6 @@ func (b *byteStream) limit(window uint64) {
 	b.SetWindow(window)
 }
 
-func (b *byteStream) data(channel uint8, offset uint64, p []byte, flags wire.Flags) error {
-	return b.Data(channel, offset, p, flags)
-}
-
-func (b *byteStream) ack(channel uint8, offset uint64, broken bool) error {
-	return b.Ack(channel, offset, broken)
-}
-
 func (b *byteStream) cancel() {
 	b.stop()
 	b.Fail(errCanceled)

@@ -13,32 +13,30 @@ type call struct {
 	stream uint32
 	req    *aetherv1.Call
 	ctx    context.Context
-	cancel func()
+	stop   func()
 }
 
-func newCall(s *session, stream uint32, req *aetherv1.Call) *callTransfer {
+func newCall(s *session, stream uint32, req *aetherv1.Call) *call {
 	c := &call{s: s, stream: stream, req: req}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	return &callTransfer{c}
+	c.ctx, c.stop = context.WithCancel(context.Background())
+	return c
 }
 
-// callTransfer is a call as a transfer: no bytes belong to it.
-type callTransfer struct{ c *call }
+// No bytes belong to a call.
+func (c *call) Data(uint8, uint64, []byte, wire.Flags) error { return wire.ErrProtocol }
+func (c *call) Ack(uint8, uint64, bool) error                { return wire.ErrProtocol }
+func (c *call) cancel()                                      { c.stop() }
 
-func (t *callTransfer) data(uint8, uint64, []byte, wire.Flags) error { return wire.ErrProtocol }
-func (t *callTransfer) ack(uint8, uint64, bool) error                { return wire.ErrProtocol }
-func (t *callTransfer) cancel()                                      { t.c.cancel() }
-
-func (t *callTransfer) run() *failure {
-	defer t.c.cancel()
-	reply, err := t.c.serve()
+func (c *call) run() *failure {
+	defer c.stop()
+	reply, err := c.serve()
 	if err != nil {
 		return asFailure("do it", err)
 	}
 	if reply == nil {
 		reply = &aetherv1.Reply{}
 	}
-	t.c.s.post(wire.MsgReply, t.c.stream, reply)
+	c.s.post(wire.MsgReply, c.stream, reply)
 	return nil
 }
 

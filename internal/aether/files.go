@@ -2,9 +2,9 @@ package aether
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -23,48 +23,20 @@ var errCanceled = errors.New("canceled")
 // A readTransfer sends a regular file. Its goroutine reads one block ahead of what the edge gave credit for; the disk
 // is never waited for on the connection's path.
 type readTransfer struct {
+	*wire.Duplex
 	s      *session
 	stream uint32
 	req    *aetherv1.ReadFile
-
-	mu       sync.Mutex
-	changed  sync.Cond
-	pending  []byte // read and not yet sent
-	start    uint64 // offset of pending[0], from the start of what is sent
-	acked    uint64
-	end      bool
-	endSent  bool
-	canceled bool
-	src      *wire.Source
 }
 
 func newReadTransfer(s *session, stream uint32, req *aetherv1.ReadFile) *readTransfer {
-	t := &readTransfer{s: s, stream: stream, req: req}
-	t.changed.L = &t.mu
-	t.src = &wire.Source{Stream: stream, Channel: wire.Stdin, Fill: t.fill}
-	return t
+	return &readTransfer{s: s, stream: stream, req: req, Duplex: wire.NewDuplex(s.conn, stream, wire.Stdin, wire.Stdin, 0)}
 }
 
-func (t *readTransfer) data(uint8, uint64, []byte, wire.Flags) error { return wire.ErrProtocol }
+// Data is a violation: content goes one way.
+func (t *readTransfer) Data(uint8, uint64, []byte, wire.Flags) error { return wire.ErrProtocol }
 
-func (t *readTransfer) ack(_ uint8, offset uint64, _ bool) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if offset > t.start {
-		return wire.ErrProtocol
-	}
-	t.acked = max(t.acked, offset)
-	t.s.conn.Ready(t.src) // here, not by the goroutine, which may be just about to wait
-	t.changed.Broadcast()
-	return nil
-}
-
-func (t *readTransfer) cancel() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.canceled = true
-	t.changed.Broadcast()
-}
+func (t *readTransfer) cancel() { t.Fail(errCanceled) }
 
 func (t *readTransfer) run() *failure {
 	f, err := openForRead(t.s.srv.accts, t.req)
@@ -98,79 +70,17 @@ func (t *readTransfer) copy(f *os.File, offset, length uint64) error {
 	for sent < length {
 		n, err := f.ReadAt(buf[:min(uint64(len(buf)), length-sent)], int64(offset+sent))
 		if n == 0 {
-			if err != nil && !errors.Is(err, os.ErrClosed) && !isEOF(err) {
+			if err != nil && !errors.Is(err, io.EOF) {
 				return err
 			}
 			break
 		}
-		if err := t.offer(buf[:n]); err != nil {
+		if _, err := t.Write(buf[:n]); err != nil {
 			return err
 		}
 		sent += uint64(n)
 	}
-	return t.finish()
-}
-
-// offer waits until b has been taken by the connection, within the edge's credit.
-func (t *readTransfer) offer(b []byte) error {
-	t.mu.Lock()
-	t.pending = b
-	for {
-		if t.canceled {
-			t.mu.Unlock()
-			return errCanceled
-		}
-		if len(t.pending) == 0 {
-			t.mu.Unlock()
-			return nil
-		}
-		if t.credit() > 0 {
-			t.mu.Unlock()
-			t.s.conn.Ready(t.src)
-			t.s.conn.Flush()
-			t.mu.Lock()
-			if len(t.pending) == 0 || t.canceled {
-				continue
-			}
-		}
-		t.changed.Wait()
-	}
-}
-
-func (t *readTransfer) credit() int { return int(t.acked + wire.Window - t.start) }
-
-// finish sends the end.
-func (t *readTransfer) finish() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.end = true
-	for !t.endSent && !t.canceled {
-		t.mu.Unlock()
-		t.s.conn.Ready(t.src)
-		t.s.conn.Flush()
-		t.mu.Lock()
-		if !t.endSent && !t.canceled {
-			t.changed.Wait()
-		}
-	}
-	return nil
-}
-
-func (t *readTransfer) fill(b []byte, limit int) ([]byte, uint64, wire.Flags, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	offset := t.start
-	n := min(len(t.pending), limit, t.credit())
-	b = append(b, t.pending[:n]...)
-	t.pending = t.pending[n:]
-	t.start += uint64(n)
-	var flags wire.Flags
-	if t.end && len(t.pending) == 0 && !t.endSent {
-		t.endSent = true
-		flags = wire.End
-	}
-	t.changed.Broadcast()
-	return b, offset, flags, len(t.pending) > 0 && t.credit() > 0
+	return t.Drain()
 }
 
 // openForRead opens a regular file with the user's rights. What is no such file is not even opened. O_NONBLOCK keeps the

@@ -49,8 +49,8 @@ type session struct {
 // A transfer is a request that takes time: a file on its way in or out, a byte stream, or a call. Its methods but run are
 // called by the connection's reader; an error is a violation.
 type transfer interface {
-	data(channel uint8, offset uint64, b []byte, flags wire.Flags) error
-	ack(channel uint8, offset uint64, broken bool) error
+	Data(channel uint8, offset uint64, b []byte, flags wire.Flags) error
+	Ack(channel uint8, offset uint64, broken bool) error
 	cancel()
 	run() *failure // nil once the answer was sent
 }
@@ -328,7 +328,7 @@ func (s *session) Data(stream uint32, channel uint8, offset uint64, b []byte, fl
 		}
 		c.mu.Unlock()
 	} else if t := s.transferOf(stream); t != nil {
-		return t.data(channel, offset, b, flags)
+		return t.Data(channel, offset, b, flags)
 	}
 	if !ok {
 		return wire.ErrProtocol
@@ -349,7 +349,7 @@ func (s *session) Ack(stream uint32, channel uint8, offset uint64, broken bool) 
 			c.mu.Unlock()
 		}
 	} else if t := s.transferOf(stream); t != nil {
-		return t.ack(channel, offset, broken)
+		return t.Ack(channel, offset, broken)
 	}
 	if !ok {
 		return wire.ErrProtocol

@@ -6,10 +6,8 @@ import (
 	"crypto/sha256"
 	"errors"
 	"hash"
-	"io"
 	"os"
 	"path"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -17,71 +15,27 @@ import (
 	"dsec/internal/wire"
 )
 
-func isEOF(err error) bool { return errors.Is(err, io.EOF) }
-
 // A writeTransfer makes or replaces a regular file: content goes to a temporary name beside it, which becomes the
 // file's only when everything has arrived and is right. Whatever happens before, the old file stays and the temporary
 // one goes.
 type writeTransfer struct {
+	*wire.Duplex
 	s      *session
 	stream uint32
 	req    *aetherv1.WriteFile
-
-	mu       sync.Mutex
-	changed  sync.Cond
-	buf      []byte // arrived and not yet written
-	arrived  uint64
-	end      bool
-	canceled bool
 }
 
 func newWriteTransfer(s *session, stream uint32, req *aetherv1.WriteFile) *writeTransfer {
-	t := &writeTransfer{s: s, stream: stream, req: req}
-	t.changed.L = &t.mu
-	return t
+	return &writeTransfer{s: s, stream: stream, req: req, Duplex: wire.NewDuplex(s.conn, stream, wire.Stdin, wire.Stdin, 0)}
 }
 
-func (t *writeTransfer) ack(uint8, uint64, bool) error { return wire.ErrProtocol }
+// Ack is a violation: content goes one way.
+func (t *writeTransfer) Ack(uint8, uint64, bool) error { return wire.ErrProtocol }
 
-func (t *writeTransfer) data(_ uint8, offset uint64, b []byte, flags wire.Flags) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if offset != t.arrived || t.end || len(t.buf)+len(b) > wire.Window {
-		return wire.ErrProtocol
-	}
-	t.buf = append(t.buf, b...)
-	t.arrived += uint64(len(b))
-	t.end = flags&wire.End != 0
-	t.changed.Broadcast()
-	return nil
-}
-
-func (t *writeTransfer) cancel() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.canceled = true
-	t.changed.Broadcast()
-}
-
-// next waits for content and swaps it against spare. It returns io.EOF after the last.
-func (t *writeTransfer) next(spare []byte) ([]byte, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for len(t.buf) == 0 && !t.end && !t.canceled {
-		t.changed.Wait()
-	}
-	switch {
-	case t.canceled:
-		return nil, errCanceled
-	case len(t.buf) == 0:
-		return nil, io.EOF
-	}
-	b := t.buf
-	t.buf = spare[:0]
-	return b, nil
-}
+func (t *writeTransfer) cancel() { t.Fail(errCanceled) }
 
 func (t *writeTransfer) run() *failure {
+	defer t.cancel() // what arrives late finds a stream that takes nothing
 	size, sum, err := t.write()
 	if errors.Is(err, errCanceled) {
 		return nil
@@ -113,43 +67,35 @@ func (t *writeTransfer) write() (size uint64, sum []byte, err error) {
 			return 0, nil, err
 		}
 	}
-	h := sha256.New()
-	if size, err = t.receive(n.file, h); err != nil {
+	in := &content{file: n.file, sum: sha256.New(), most: t.req.Size}
+	if _, err = t.WriteTo(in); err != nil {
 		return 0, nil, err
 	}
-	sum = h.Sum(nil)
-	if err := t.check(size, sum); err != nil {
+	sum = in.sum.Sum(nil)
+	if err := t.check(in.size, sum); err != nil {
 		return 0, nil, err
 	}
-	return size, sum, n.finish(t.req, acc, size)
+	return in.size, sum, n.finish(t.req, acc, in.size)
 }
 
-func (t *writeTransfer) receive(f *os.File, sum hash.Hash) (uint64, error) {
-	var size, acked uint64
-	var b []byte
-	for {
-		var err error
-		b, err = t.next(b)
-		if isEOF(err) {
-			return size, nil
-		}
-		if err != nil {
-			return size, err
-		}
-		if _, err := f.Write(b); err != nil {
-			return size, err
-		}
-		_, _ = sum.Write(b) // a hash never fails
-		size += uint64(len(b))
-		if t.req.Size >= 0 && size > uint64(t.req.Size) {
-			return size, failf(aetherv1.Code_CODE_DIGEST, "more content than the announced %d bytes", t.req.Size)
-		}
-		if size-acked >= wire.Window/4 {
-			acked = size
-			_ = t.s.conn.PostAck(t.stream, wire.Stdin, size, false) // fails only with the connection, which cancels
-			t.s.conn.Flush()
-		}
+// content takes what arrives of a file.
+type content struct {
+	file *os.File
+	sum  hash.Hash
+	size uint64
+	most int64 // what was announced; -1 = nothing was
+}
+
+func (c *content) Write(b []byte) (int, error) {
+	n, err := c.file.Write(b)
+	if err != nil {
+		return n, err
 	}
+	_, _ = c.sum.Write(b) // a hash never fails
+	if c.size += uint64(n); c.most >= 0 && c.size > uint64(c.most) {
+		return n, failf(aetherv1.Code_CODE_DIGEST, "more content than the announced %d bytes", c.most)
+	}
+	return n, nil
 }
 
 func (t *writeTransfer) check(size uint64, sum []byte) error {
