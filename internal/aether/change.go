@@ -126,7 +126,10 @@ func openPlace(p string) (place, error) {
 func (p place) close() { _ = unix.Close(p.dir) }
 
 // beside is a place in the same directory under a name that nobody has.
-func (p place) beside() place { return place{p.dir, ".dsec-" + rand.Text()} }
+func (p place) beside() place { return place{p.dir, temporaryName()} }
+
+// temporaryName is one of a file until it is complete.
+func temporaryName() string { return ".dsec-" + rand.Text() }
 
 func (p place) stat() (st unix.Stat_t, err error) {
 	err = unix.Fstatat(p.dir, p.name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -209,6 +212,7 @@ func (c *changer) makeDirectory(ch *aetherv1.Change) error {
 	return changeMode(to, mode) // the umask took some of it
 }
 
+// changeMode follows no link, as fchmodat would: the mode of one cannot be changed.
 func changeMode(p place, mode uint32) error {
 	fd, err := p.ref()
 	if err != nil {
@@ -308,7 +312,7 @@ func emptyDir(p place) error {
 	}
 	defer unix.Close(fd)
 	buf := make([]byte, 4096)
-	n, err := unix.ReadDirent(fd, buf)
+	n, err := readDents(fd, buf)
 	if err != nil {
 		return err
 	}

@@ -268,7 +268,7 @@ func (cp *copier) one(ref int, st *unix.Stat_t, to place) error {
 	case unix.S_IFREG:
 		return cp.regular(ref, st, to)
 	case unix.S_IFLNK:
-		target, err := linkTarget(ref)
+		target, err := readLink(ref, "")
 		if err != nil {
 			return err
 		}
@@ -296,16 +296,6 @@ func (cp *copier) describeAt(ref int, st *unix.Stat_t, to place) error {
 	}
 	defer unix.Close(fd)
 	return cp.describe(ref, st, fd)
-}
-
-// linkTarget reads the link that ref refers to.
-func linkTarget(ref int) (string, error) {
-	buf := make([]byte, maxPath+1)
-	n, err := unix.Readlinkat(ref, "", buf)
-	if err != nil {
-		return "", err
-	}
-	return string(buf[:n]), nil
 }
 
 func (cp *copier) regular(ref int, st *unix.Stat_t, to place) error {

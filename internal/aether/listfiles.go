@@ -68,7 +68,7 @@ func statOne(p string, follow bool) (*aetherv1.FileEntry, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFLNK || checkStored(ref) != nil { // the kernel's links lead to what somebody has open
 		return e, nil
 	}
-	target, err := linkTarget(ref)
+	target, err := readLink(ref, "")
 	e.LinkTarget = []byte(target)
 	return e, err
 }
@@ -186,15 +186,14 @@ func (l *lister) visit(dir *treeDir, name string) (bool, error) {
 	e := entryOf(&st)
 	e.Path = l.path
 	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		buf := make([]byte, maxPath+1)
-		n, err := unix.Readlinkat(dir.fd, name, buf)
+		target, err := readLink(dir.fd, name)
 		switch {
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL): // gone, or another thing by now
 			return false, nil
 		case err != nil:
 			return false, err
 		}
-		e.LinkTarget = buf[:n]
+		e.LinkTarget = []byte(target)
 	}
 	if err := l.out.add(e); err != nil {
 		return false, err

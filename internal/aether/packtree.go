@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"io"
 	"os"
 	"path"
 	"strings"
@@ -45,8 +46,6 @@ func (b *byteStream) readArchive(r *aetherv1.ReadArchive) (*aetherv1.Done, error
 	return done, err
 }
 
-type writer interface{ Write(p []byte) (int, error) }
-
 // A packer writes one archive. It holds no more than a block of content, the rest of a directory's list at each level, and
 // maxLinkNames.
 type packer struct {
@@ -79,7 +78,7 @@ type linked struct {
 }
 
 // packTree writes the archive of what r names to w; opened is called when it is known to be there.
-func packTree(ctx context.Context, r *aetherv1.ReadArchive, w writer, opened func(), of *names) (*aetherv1.Done, error) {
+func packTree(ctx context.Context, r *aetherv1.ReadArchive, w io.Writer, opened func(), of *names) (*aetherv1.Done, error) {
 	p := &packer{ctx: ctx, held: share{of: of}, w: pax.NewWriter(w), dents: make([]byte, dentsBuffer), links: make(map[fileID]*linked)}
 	defer func() {
 		for _, l := range p.levels {
@@ -209,7 +208,7 @@ func (p *packer) checkTop(parent int, name string) error {
 	case unix.S_IFLNK:
 		return nil
 	}
-	fd, err := unix.Openat(parent, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := refAt(parent, name)
 	if err != nil {
 		return err
 	}
@@ -265,15 +264,6 @@ func (p *packer) next() error {
 	}
 	p.levels[at].rest = nil
 	return nil
-}
-
-func readDents(fd int, b []byte) (int, error) {
-	for {
-		n, err := unix.Getdents(fd, b)
-		if !errors.Is(err, unix.EINTR) {
-			return max(n, 0), err
-		}
-	}
 }
 
 // nextDent takes one entry off a list that the kernel gave: its length is 16 bytes into it, its name 19.
@@ -374,7 +364,7 @@ func (p *packer) earlier(st *unix.Stat_t, name string) string {
 
 // directory packs a directory and goes down into it.
 func (p *packer) directory(dir int, name, base string, dev uint64) error {
-	fd, err := unix.Openat(dir, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := openDirAt(dir, base)
 	if err != nil {
 		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) { // it was replaced
 			p.problem(name, err)
@@ -408,6 +398,7 @@ func (p *packer) directory(dir int, name, base string, dev uint64) error {
 	return nil
 }
 
+// readLink reads a link in a directory or, with an empty name, the one that dir refers to.
 func readLink(dir int, base string) (string, error) {
 	b := make([]byte, maxPath)
 	n, err := unix.Readlinkat(dir, base, b)

@@ -41,7 +41,6 @@ type unpacker struct {
 
 	attrs int       // bytes of extended attributes of dirs that are still to be set
 	dirs  []openDir // the directory itself, and those down to where the last entry was
-	tmp   temporaryNames
 	buf   []byte
 	done  aetherv1.Done
 }
@@ -84,7 +83,7 @@ func newUnpacker(r *aetherv1.WriteArchive, acc account, charged bool) (*unpacker
 	}
 	return &unpacker{
 		keepOwners: r.KeepOwners, noReplace: r.NoReplaceTypes, now: r.Now,
-		dirs: []openDir{{fd: fd}}, tmp: newTemporaryNames(), buf: make([]byte, block),
+		dirs: []openDir{{fd: fd}}, buf: make([]byte, block),
 	}, nil
 }
 

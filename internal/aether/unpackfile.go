@@ -1,10 +1,8 @@
 package aether
 
 import (
-	"crypto/rand"
 	"errors"
 	"io"
-	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -13,26 +11,11 @@ import (
 	"dsec/internal/pax"
 )
 
-// temporaryNames are those of entries until they are complete.
-type temporaryNames struct {
-	prefix string
-	n      int
-}
-
-func newTemporaryNames() temporaryNames {
-	return temporaryNames{prefix: ".dsec-" + rand.Text()[:16] + "-"}
-}
-
-func (t *temporaryNames) next() string {
-	t.n++
-	return t.prefix + strconv.Itoa(t.n)
-}
-
 func (u *unpacker) dir() int { return u.dirs[len(u.dirs)-1].fd }
 
 // file makes or replaces a regular file: under a temporary name until it is complete.
 func (u *unpacker) file(base string, h *pax.Header, r *pax.Reader) (err error) {
-	temp := u.tmp.next()
+	temp := temporaryName()
 	fd, err := unix.Openat(u.dir(), temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
@@ -152,7 +135,7 @@ func (u *unpacker) place(base string, make func(name string) error) error {
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	temp := u.tmp.next()
+	temp := temporaryName()
 	if err := make(temp); err != nil {
 		return err
 	}
@@ -193,7 +176,7 @@ func (u *unpacker) plainAttributes(name string, h *pax.Header, mode bool) error 
 		}
 	}
 	if mode {
-		if err := chmodAt(u.dir(), name, h.Mode); err != nil {
+		if err := changeMode(place{u.dir(), name}, h.Mode); err != nil {
 			return err
 		}
 	}
@@ -201,23 +184,6 @@ func (u *unpacker) plainAttributes(name string, h *pax.Header, mode bool) error 
 		return nil
 	}
 	return unix.UtimesNanoAt(u.dir(), name, times(h), unix.AT_SYMLINK_NOFOLLOW)
-}
-
-// chmodAt follows no link, which fchmodat always does.
-func chmodAt(dir int, name string, mode uint32) error {
-	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		return unix.ELOOP
-	}
-	return unix.Fchmodat(unix.AT_FDCWD, refPath(fd), mode, 0)
 }
 
 // link makes another name of an earlier entry.

@@ -111,13 +111,7 @@ func (w *walker) step(l *treeDir) error {
 
 // batch reads some entries of l and visits them.
 func (w *walker) batch(l *treeDir) error {
-	n, err := unix.ReadDirent(l.fd, w.buf)
-	for errors.Is(err, unix.EINTR) {
-		n, err = unix.ReadDirent(l.fd, w.buf)
-	}
-	if errors.Is(err, unix.ENOENT) { // the directory was removed
-		n, err = 0, nil
-	}
+	n, err := readDents(l.fd, w.buf)
 	if err != nil {
 		return err
 	}
@@ -146,6 +140,20 @@ func (w *walker) batch(l *treeDir) error {
 		l.pending = append(l.pending, name)
 	}
 	return nil
+}
+
+// readDents reads some entries of a directory: none at its end, or once it was removed.
+func readDents(fd int, b []byte) (int, error) {
+	for {
+		n, err := unix.Getdents(fd, b)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.ENOENT):
+			return 0, nil
+		default:
+			return max(n, 0), err
+		}
+	}
 }
 
 func openDirAt(dir int, name string) (int, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -248,14 +249,8 @@ func (w *watcher) addBelow(top int, parent int32, name string) (fd int, wd int32
 func eachEntry(fd int, buf []byte, f func(name string) error) error {
 	var names []string
 	for {
-		n, err := unix.ReadDirent(fd, buf)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if errors.Is(err, unix.ENOENT) || (err == nil && n == 0) {
-			return nil
-		}
-		if err != nil {
+		n, err := readDents(fd, buf)
+		if n == 0 || err != nil {
 			return err
 		}
 		_, _, names = unix.ParseDirent(buf[:n], -1, names[:0])
@@ -275,9 +270,7 @@ func (w *watcher) path(wd int32, name string) (string, bool) {
 	}
 	for range maxTreeDepth {
 		if wd == w.topWD {
-			for i, j := 0, len(parts)-1; i < j; i, j = i+1, j-1 {
-				parts[i], parts[j] = parts[j], parts[i]
-			}
+			slices.Reverse(parts)
 			return strings.Join(parts, "/"), true
 		}
 		node := w.dirs[wd]

@@ -2,7 +2,6 @@ package aether
 
 import (
 	"bytes"
-	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"hash"
@@ -203,7 +202,7 @@ func (n *newFile) existing(req *aetherv1.WriteFile, acc account) error {
 }
 
 func (n *newFile) create() error {
-	n.temp = path.Join(path.Dir(n.target), ".dsec-"+rand.Text())
+	n.temp = path.Join(path.Dir(n.target), temporaryName())
 	fd, err := openat2(n.temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
