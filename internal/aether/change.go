@@ -36,7 +36,7 @@ func (s *Server) changeFiles(ctx context.Context, req *aetherv1.ChangeFiles) (*a
 	if err != nil {
 		return nil, err
 	}
-	if err := s.takeTree(ctx); err != nil {
+	if err := take(ctx, s.trees); err != nil {
 		return nil, err
 	}
 	defer func() { <-s.trees }()
@@ -62,10 +62,10 @@ func (s *Server) changeFiles(ctx context.Context, req *aetherv1.ChangeFiles) (*a
 	return result, err
 }
 
-// takeTree waits until less than maxTrees are under way. Who has taken one receives from s.trees when it is done.
-func (s *Server) takeTree(ctx context.Context) error {
+// take waits until less than maxTrees are under way. Who has taken a slot receives from slots when it is done.
+func take(ctx context.Context, slots chan struct{}) error {
 	select {
-	case s.trees <- struct{}{}:
+	case slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return errCanceled

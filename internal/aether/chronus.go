@@ -241,12 +241,7 @@ func (x *chronus) viewLocked() *aetherv1.Session {
 		return m
 	}
 	m.Reason = x.reason
-	if x.status.Signaled() {
-		m.Signal = int32(x.status.Signal())
-		m.ExitCode = 128 + m.Signal
-	} else {
-		m.ExitCode = int32(x.status.ExitStatus())
-	}
+	m.ExitCode, m.Signal = exitOf(x.status)
 	if m.Reason == "" {
 		m.Reason = "exited"
 		if m.Signal != 0 {

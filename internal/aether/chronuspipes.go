@@ -50,12 +50,7 @@ func (p *shellPipes) open(acc account) error {
 		return unix.Fchown(fd, int(acc.uid), int(acc.gid))
 	}
 	var fds [2]int
-	pipe := func() error {
-		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-			return err
-		}
-		return nil
-	}
+	pipe := func() error { return unix.Pipe2(fds[:], unix.O_CLOEXEC) }
 	for i := range p.ours {
 		if err := pipe(); err != nil {
 			return err

@@ -438,13 +438,16 @@ func (c *command) exit() *aetherv1.Exit {
 		StdoutSize: c.out[0].total(), StderrSize: c.out[1].total(),
 		StdinBroken: c.stdin != nil && c.stdin.broken,
 	}
-	if c.status.Signaled() {
-		m.Signal = int32(c.status.Signal())
-		m.ExitCode = 128 + m.Signal
-	} else {
-		m.ExitCode = int32(c.status.ExitStatus())
-	}
+	m.ExitCode, m.Signal = exitOf(c.status)
 	return m
+}
+
+// exitOf is an exit code as a shell tells it, and the signal, if one ended the process.
+func exitOf(ws unix.WaitStatus) (code, signal int32) {
+	if ws.Signaled() {
+		return 128 + int32(ws.Signal()), int32(ws.Signal())
+	}
+	return int32(ws.ExitStatus()), 0
 }
 
 // attach continues c on another connection or stream, its output from the given offsets.

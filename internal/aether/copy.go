@@ -142,7 +142,7 @@ func outside(dir int, source fileID) error {
 		_ = unix.Close(at)
 		at, err = above, e
 	}
-	if err == nil {
+	if at >= 0 {
 		_ = unix.Close(at)
 	}
 	return nil // a directory that one may not look above is met again on the way, by topID

@@ -117,12 +117,10 @@ func (b *byteStream) listFiles(req *aetherv1.ListFiles) (*aetherv1.Done, error) 
 	if l.depth == 0 {
 		l.depth = 1
 	}
-	select {
-	case b.s.srv.lists <- struct{}{}:
-		defer func() { <-b.s.srv.lists }()
-	case <-b.ctx.Done():
-		return nil, errCanceled
+	if err := take(b.ctx, b.s.srv.lists); err != nil {
+		return nil, err
 	}
+	defer func() { <-b.s.srv.lists }()
 	err = asUser(acc, func() error { return l.run(b, req.Path) })
 	if err != nil && !errors.Is(err, errCanceled) {
 		err = asFailure("list "+clip(req.Path, 256), err)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ticks is how /proc counts time: in USER_HZ, which is 100 on every machine that we run on.
+// tick is how /proc counts time: in USER_HZ, which is 100 on every machine that we run on.
 const tick = time.Second / 100
 
 // A moment divides the processes of this PID namespace into those before and after it.

@@ -62,7 +62,7 @@ func (o *output) room() int {
 	return max(0, limit-o.buf.Len())
 }
 
-// readNow takes what is in the pipe without waiting and reports whether anything may follow. Nothing polls it yet.
+// readNow takes what is in the pipe without waiting. Nothing polls it yet.
 func (o *output) readNow() {
 	buf := readBuffers.Get().(*[]byte)
 	defer readBuffers.Put(buf)

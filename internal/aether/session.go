@@ -17,12 +17,11 @@ import (
 const Version = 1
 
 const (
-	helloTimeout  = 10 * time.Second
-	maxHello      = 4 << 10 // bytes of a message before the key was checked
-	maxMessage    = 3 << 20 // of a Start with all the arguments that a kernel takes
-	maxTransfers  = 64
-	writeTimeout  = 60 * time.Second
-	maxSignalling = 64
+	helloTimeout = 10 * time.Second
+	maxHello     = 4 << 10 // bytes of a message before the key was checked
+	maxMessage   = 3 << 20 // of a Start with all the arguments that a kernel takes
+	maxTransfers = 64
+	writeTimeout = 60 * time.Second
 
 	// Byte streams beyond so many at once have smaller windows: what waits in all of them must fit into this process's memory.
 	fullWindows  = 16
@@ -115,7 +114,7 @@ func (s *session) Message(t wire.Type, stream uint32, payload []byte) error {
 		if err := unmarshal(payload, req); err != nil {
 			return err
 		}
-		if c := s.command(stream); c != nil && req.Signal >= 0 && req.Signal <= maxSignalling {
+		if c := s.command(stream); c != nil && req.Signal >= 0 && req.Signal <= maxSignal {
 			c.kill(unix.Signal(req.Signal))
 		}
 	case wire.MsgRelease:

@@ -137,13 +137,12 @@ type records struct {
 func (x *records) parse(b []byte) error {
 	x.any = true
 	for len(b) > 0 {
-		digits, rest, ok := bytes.Cut(b[:min(len(b), 21)], []byte{' '})
+		digits, _, ok := bytes.Cut(b[:min(len(b), 21)], []byte{' '})
 		n, err := strconv.ParseUint(string(digits), 10, 32)
 		head := len(digits) + 1
 		if !ok || err != nil || n > uint64(len(b)) || int(n) < head+2 || b[n-1] != '\n' {
 			return malformed("a record of an extended header")
 		}
-		_ = rest
 		key, value, ok := bytes.Cut(b[head:n-1], []byte{'='})
 		if !ok || len(key) == 0 {
 			return malformed("a record of an extended header without a key")
