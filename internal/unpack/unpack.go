@@ -31,7 +31,7 @@ type Options struct {
 	KeepOwners bool // where we may give files away
 }
 
-// A Result is what was made.
+// A Result counts the entries of the archive, the bytes of files that were written, and the entries that were left out.
 type Result struct {
 	Entries, Bytes, Skipped int64
 }
@@ -97,13 +97,20 @@ func (u *unpacker) entry(h *pax.Header) error {
 		err = u.replace(name, func(tmp string) error { return errors.Join(u.root.Symlink(h.Link, tmp), u.own(tmp, h)) })
 	case pax.Link:
 		var old string
-		if old, err = local(h.Link); err == nil {
+		if old, err = local(h.Link); err == nil && !u.same(old, name) {
 			err = u.replace(name, func(tmp string) error { return u.root.Link(old, tmp) })
 		}
 	default:
 		u.done.Skipped++
 	}
 	return err
+}
+
+// same reports whether both are names of one file already: then a rename of one to the other does nothing, and leaves it there.
+func (u *unpacker) same(a, b string) bool {
+	one, err := u.root.Lstat(a)
+	other, oerr := u.root.Lstat(b)
+	return err == nil && oerr == nil && os.SameFile(one, other)
 }
 
 func (u *unpacker) directory(name string, h *pax.Header) error {

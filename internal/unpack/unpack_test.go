@@ -94,6 +94,18 @@ func TestLinksThatWereThere(t *testing.T) {
 	}
 }
 
+// A link that is there already, or to itself, leaves nothing else behind.
+func TestLinkThatIsThere(t *testing.T) {
+	target, _ := outside(t)
+	link := pax.Header{Name: "h", Link: "f", Type: pax.Link}
+	_, err := Tree(target, bytes.NewReader(archive(t, pax.Header{Name: "f", Type: pax.File, Size: 3, Mode: 0o600}, link, link,
+		pax.Header{Name: "f", Link: "f", Type: pax.Link})), Options{})
+	list, lerr := os.ReadDir(target)
+	if err != nil || lerr != nil || len(list) != 2 {
+		t.Fatalf("%v, %v: %v", err, lerr, list)
+	}
+}
+
 func TestTree(t *testing.T) {
 	target, _ := outside(t)
 	got, err := Tree(target, bytes.NewReader(archive(t,
