@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"io"
 	"io/fs"
@@ -218,5 +219,37 @@ func TestCpArchiveIn(t *testing.T) {
 	h.want(h.run("cp", "--parents", "-", "box:/x/y"), "", "", 0)
 	if a := h.f.inside.archives; string(a["PUT /tmp"]) != "some archive" || string(a["PUT /x/y"]) != "another" {
 		t.Fatalf("%q", a)
+	}
+	var zipped bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	if _, err := io.WriteString(z, "a third"); err != nil || z.Close() != nil {
+		t.Fatal(err)
+	}
+	h.stdin = &zipped
+	h.want(h.run("cp", "-", "box:/tmp"), "", "", 0)
+	if a := h.f.inside.archives["PUT /tmp"]; string(a) != "a third" {
+		t.Fatalf("%q", a)
+	}
+	h.stdin = strings.NewReader("\x1f\x8bwhat is no gzip")
+	h.wantError(h.run("cp", "-", "box:/tmp"), 1, "reading the input")
+}
+
+// Input that does not come ends with an interrupt, before its first byte and later.
+func TestCpArchiveInIsInterrupted(t *testing.T) {
+	for _, begin := range []string{"", "begin"} {
+		h := newHarness(t)
+		named(h)
+		r, w := io.Pipe()
+		h.stdin = r
+		done := h.start("cp", "-", "box:/tmp")
+		for h.f.called("StatFiles") == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if _, err := w.Write([]byte(begin)); err != nil {
+			t.Fatal(err)
+		}
+		h.interrupt()
+		h.want(recv(t, done), "", "", 130)
+		w.Close()
 	}
 }

@@ -179,25 +179,33 @@ func (t *transfer) uploadArchive(ctx context.Context, to string) error {
 			return sandbox.Errorf(sandbox.NotFound, "no_directory", "there is no directory %s in the sandbox to unpack into; --parents makes it", clipText(to))
 		}
 	}
-	in, err := plainTar(client.Piped(t.stdin))
-	if err != nil {
-		return &client.ReadError{Err: err}
-	}
-	return t.sendArchive(ctx, to, &archiveSource{Reader: in, close: func() error { return nil }}, t.parents)
+	return t.sendArchive(ctx, to, &archiveSource{Reader: client.Piped(&plainTar{from: t.stdin}), close: func() error { return nil }}, t.parents)
 }
 
-// plainTar is an archive that may be compressed with gzip.
-func plainTar(r io.Reader) (io.Reader, error) {
-	b := bufio.NewReaderSize(r, 64<<10)
-	if head, err := b.Peek(2); err != nil || head[0] != 0x1f || head[1] != 0x8b {
-		return b, nil // what is wrong with it the platform says
+// A plainTar is an archive that may be compressed with gzip, which its first read finds out.
+type plainTar struct {
+	from io.Reader
+	tar  io.Reader // nil before
+}
+
+func (p *plainTar) Read(b []byte) (int, error) {
+	if p.tar == nil {
+		in := bufio.NewReaderSize(p.from, 64<<10)
+		p.tar = in // what is wrong with it the platform says
+		if head, err := in.Peek(2); err == nil && head[0] == 0x1f && head[1] == 0x8b {
+			z, err := gzip.NewReader(in)
+			if err != nil {
+				return 0, err
+			}
+			p.tar = z
+		}
 	}
-	return gzip.NewReader(b)
+	return p.tar.Read(b)
 }
 
 func (t *transfer) sendArchive(ctx context.Context, dir string, src *archiveSource, parents bool) error {
 	o := client.ArchiveOptions{KeepOwners: t.archive, Parents: parents, NoReplaceTypes: true, Progress: func(n int64) { t.bytes = n; t.bar.report(n) }}
-	result, err := t.files.WriteArchive(ctx, dir, src, o)
+	result, err := t.files.WriteArchive(ctx, dir, src.Reader, o) // which it closes
 	if cerr := src.close(); err == nil {
 		err = cerr
 	}
