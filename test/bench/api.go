@@ -45,17 +45,7 @@ func benchAPI(ctx context.Context, s *session, r *report) error {
 		}
 	}
 	a := &api{p: p, sides: append([]side{ours}, theirs...), r: r}
-	for _, part := range []struct {
-		name string
-		run  func(context.Context) error
-	}{{"exec", a.execs}, {"create", a.creates}, {"cycle", a.cycles}} {
-		if s.wants(part.name) {
-			if err := part.run(ctx); err != nil {
-				return fmt.Errorf("%s: %w", part.name, err)
-			}
-		}
-	}
-	return nil
+	return s.runParts(ctx, part{"exec", a.execs}, part{"create", a.creates}, part{"cycle", a.cycles})
 }
 
 type api struct {

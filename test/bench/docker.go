@@ -103,11 +103,16 @@ func removeCgroups(name string) {
 	}
 }
 
-// run calls the command line.
-func (d *docker) run(ctx context.Context, args ...string) (string, error) {
+// command is a call of the command line.
+func (d *docker) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, d.cli, append([]string{"-H", "unix://" + d.socket}, args...)...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DOCKER_CONFIG=" + d.s.dir}
-	out, err := cmd.CombinedOutput()
+	return cmd
+}
+
+// run calls the command line.
+func (d *docker) run(ctx context.Context, args ...string) (string, error) {
+	out, err := d.command(ctx, args...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("docker %s: %w: %s", args[0], err, out)
 	}

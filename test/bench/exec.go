@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
-	"os/exec"
 	"strconv"
 )
 
@@ -15,14 +13,9 @@ func benchExec(ctx context.Context, s *session, r *report) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, python(), "sdk/python/bench/sessions.py", "--image", image,
-		"--rounds", strconv.Itoa(s.rounds), "--commands", strconv.Itoa(serialOps))
-	cmd.Env = p.env()
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	out, err := p.script(ctx, "sessions.py", "--image", image, "--rounds", strconv.Itoa(s.rounds), "--commands", strconv.Itoa(serialOps))
 	if err != nil {
-		return fmt.Errorf("%w: %s", err, stderr.Bytes())
+		return err
 	}
 	var inSession, inShell, p50, base samples
 	for line := range bytes.Lines(out) {

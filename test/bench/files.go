@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"dsec/client"
 )
 
 // smallFiles of a KiB go up in one call.
@@ -17,65 +17,23 @@ const smallFiles = 10_000
 
 // benchFiles measures a large file up and down, and many small ones, against docker cp.
 func benchFiles(ctx context.Context, s *session, r *report) error {
-	p, err := s.startPlatform(ctx)
+	under, err := s.startStreams(ctx, r)
 	if err != nil {
 		return err
 	}
-	b := &files{streams{p: p, r: r, http: &http.Client{Transport: &bearer{p.key, &http.Transport{DisableCompression: true, ReadBufferSize: 256 << 10, WriteBufferSize: 256 << 10}}}}}
-	if b.box, err = p.create(ctx); err != nil {
+	if err := under.startContainer(ctx); err != nil {
 		return err
 	}
-	defer func() { _ = p.destroy(context.WithoutCancel(ctx), b.box) }() // the platform ends with everything in it
-	if s.docker {
-		if b.docker, err = s.startDocker(ctx); err != nil {
-			return err
-		}
-		if b.container, err = b.docker.createCLI(ctx); err != nil {
-			return err
-		}
-	}
-	for _, part := range []struct {
-		name string
-		run  func(context.Context) error
-	}{{"up", b.up}, {"down", b.down}, {"small", b.small}} {
-		if s.wants(part.name) {
-			if err := part.run(ctx); err != nil {
-				return fmt.Errorf("%s: %w", part.name, err)
-			}
-		}
-	}
-	return nil
+	b := &files{under}
+	return s.runParts(ctx, part{"up", b.up}, part{"down", b.down}, part{"small", b.small})
 }
 
-type files struct{ streams }
+type files struct{ *streams }
 
 const largeFile = "/large"
 
-func (b *files) file(ctx context.Context, method string, body io.Reader) (*http.Response, error) {
-	r, err := http.NewRequestWithContext(ctx, method, b.p.url+"/v1/sandboxes/"+b.box+"/files?path="+largeFile, body)
-	if err != nil {
-		return nil, err
-	}
-	if body != nil {
-		r.ContentLength = streamBytes
-	}
-	res, err := b.http.Do(r)
-	if err == nil && res.StatusCode != http.StatusOK {
-		content, _ := io.ReadAll(res.Body)
-		res.Body.Close()
-		err = fmt.Errorf("%s: %s: %s", method, res.Status, content)
-	}
-	return res, err
-}
-
 func (b *files) put(ctx context.Context) error {
-	res, err := b.file(ctx, http.MethodPut, io.LimitReader(zeros{}, streamBytes))
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	_, err = io.Copy(io.Discard, res.Body)
-	return err
+	return b.all(b.box.Files("").WriteStream(ctx, largeFile, io.LimitReader(zeros{}, streamBytes), client.WriteOptions{}))
 }
 
 // up sends a file, which is hashed and on the sandbox's disk by then.
@@ -93,7 +51,7 @@ func (b *files) up(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return b.compare(ctx, "up", func() error { return b.put(ctx) }, func() error { return b.cp(ctx, nil, local, b.container+":"+largeFile) })
+	return b.compare("up", "docker cp", func() error { return b.put(ctx) }, func() error { return b.cp(ctx, nil, local, b.container+":"+largeFile) })
 }
 
 // down reads it.
@@ -102,23 +60,22 @@ func (b *files) down(ctx context.Context) error {
 		return err
 	}
 	if b.docker != nil { // the same there, also where only this part runs
-		cmd := exec.CommandContext(ctx, b.docker.cli, "-H", "unix://"+b.docker.socket, "exec", b.container, "dd", "if=/dev/zero", "of="+largeFile, "bs=1M", fmt.Sprintf("count=%d", streamBytes>>20), "status=none")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
+		if _, err := b.docker.run(ctx, append([]string{"exec", b.container}, append(writer(), "of="+largeFile)...)...); err != nil {
+			return err
 		}
 	}
-	return b.compare(ctx, "down", func() error {
-		res, err := b.file(ctx, http.MethodGet, nil)
+	return b.compare("down", "docker cp", func() error {
+		f, err := b.box.Files("").Read(ctx, largeFile, client.ReadOptions{})
 		if err != nil {
 			return err
 		}
-		defer res.Body.Close()
-		return b.all(io.CopyBuffer(onlyWriter{io.Discard}, res.Body, make([]byte, 256<<10)))
+		defer f.Close()
+		return b.all(f.WriteTo(io.Discard))
 	}, func() error { return b.cp(ctx, io.Discard, b.container+":"+largeFile, "-") })
 }
 
 func (b *files) cp(ctx context.Context, out io.Writer, from, to string) error {
-	cmd := exec.CommandContext(ctx, b.docker.cli, "-H", "unix://"+b.docker.socket, "cp", "-q", from, to)
+	cmd := b.docker.command(ctx, "cp", "-q", from, to)
 	var errs strings.Builder
 	cmd.Stdout, cmd.Stderr = out, &errs
 	if err := cmd.Run(); err != nil {
@@ -147,9 +104,7 @@ func (b *files) small(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		cmd := exec.CommandContext(ctx, python(), "sdk/python/bench/files.py", b.box, fmt.Sprint(smallFiles), fmt.Sprint("/small", i))
-		cmd.Env = b.p.env()
-		out, err := cmd.Output()
+		out, err := b.p.script(ctx, "files.py", b.box.ID, fmt.Sprint(smallFiles), fmt.Sprint("/small", i))
 		if err != nil {
 			return err
 		}

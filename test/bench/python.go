@@ -139,6 +139,18 @@ func python() string {
 	return "python3"
 }
 
+// script runs a program of sdk/python/bench with this platform, and gives what it prints.
+func (p *platform) script(ctx context.Context, name string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, python(), append([]string{filepath.Join("sdk/python/bench", name)}, args...)...)
+	cmd.Env = p.env()
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = fmt.Errorf("%s: %w: %s", name, err, exit.Stderr)
+	}
+	return out, err
+}
+
 // staticProgram compiles a program that does nothing, without glibc.
 func (s *session) staticProgram(ctx context.Context) (string, error) {
 	source, program := filepath.Join(s.dir, "nothing.c"), filepath.Join(s.dir, "nothing")

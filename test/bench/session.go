@@ -48,6 +48,24 @@ func (o *options) wants(part string) bool {
 	return o.only == "" || slices.Contains(strings.Split(o.only, ","), part)
 }
 
+// A part of a benchmark may run alone.
+type part struct {
+	name string
+	run  func(context.Context) error
+}
+
+// runParts runs those that shall run.
+func (o *options) runParts(ctx context.Context, parts ...part) error {
+	for _, p := range parts {
+		if o.wants(p.name) {
+			if err := p.run(ctx); err != nil {
+				return fmt.Errorf("%s: %w", p.name, err)
+			}
+		}
+	}
+	return nil
+}
+
 // roundTime is how long a load goes on.
 func (o *options) roundTime() time.Duration { return max(3*time.Second, o.hold) }
 

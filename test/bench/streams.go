@@ -5,16 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/url"
 	"os"
-	"os/exec"
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 )
 
 // streamBytes is how much one round moves.
@@ -22,44 +18,48 @@ const streamBytes = 1 << 30
 
 // benchStreams measures long streams through the whole platform, with the memory of every hop.
 func benchStreams(ctx context.Context, s *session, r *report) error {
-	p, err := s.startPlatform(ctx)
+	b, err := s.startStreams(ctx, r)
 	if err != nil {
 		return err
 	}
-	b := &streams{p: p, r: r, http: &http.Client{Transport: &bearer{p.key, &http.Transport{DisableCompression: true, ReadBufferSize: 256 << 10, WriteBufferSize: 256 << 10}}}}
-	if b.box, err = p.create(ctx); err != nil {
+	if err := b.startContainer(ctx); err != nil {
 		return err
 	}
-	defer func() { _ = p.destroy(context.WithoutCancel(ctx), b.box) }() // the platform ends with everything in it
-	if s.docker {
-		if b.docker, err = s.startDocker(ctx); err != nil {
-			return err
-		}
-		if b.container, err = b.docker.createCLI(ctx); err != nil {
-			return err
-		}
-	}
-	for _, part := range []struct {
-		name string
-		run  func(context.Context) error
-	}{{"stdout", b.stdout}, {"stdin", b.stdin}, {"python", b.python}} {
-		if s.wants(part.name) {
-			if err := part.run(ctx); err != nil {
-				return fmt.Errorf("%s: %w", part.name, err)
-			}
-		}
-	}
-	return nil
+	return s.runParts(ctx, part{"stdout", b.stdout}, part{"stdin", b.stdin}, part{"python", b.python})
 }
 
 // streams is a sandbox, and a container to compare it with.
 type streams struct {
 	p         *platform
 	r         *report
-	http      *http.Client
-	box       string
-	docker    *docker
+	box       *client.Sandbox
+	docker    *docker // nil = nothing is compared
 	container string
+}
+
+// startStreams starts a platform with a sandbox, which ends with it.
+func (s *session) startStreams(ctx context.Context, r *report) (*streams, error) {
+	p, err := s.startPlatform(ctx)
+	if err != nil {
+		return nil, err
+	}
+	id, err := p.create(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &streams{p: p, r: r, box: p.client.Sandbox(id)}, nil
+}
+
+// startContainer starts what it is compared with, if it is.
+func (b *streams) startContainer(ctx context.Context) (err error) {
+	if !b.p.s.docker {
+		return nil
+	}
+	if b.docker, err = b.p.s.startDocker(ctx); err != nil {
+		return err
+	}
+	b.container, err = b.docker.createCLI(ctx)
+	return err
 }
 
 // writer and reader are the programs inside: they cost as little as a program can.
@@ -73,19 +73,16 @@ func reader() []string {
 
 // stdout reads what a command writes.
 func (b *streams) stdout(ctx context.Context) error {
-	return b.compare(ctx, "stdout", func() error {
-		id, err := b.start(ctx, writer(), false)
+	return b.compare("stdout", "docker exec", func() error {
+		k, err := b.box.Start(ctx, &dsecv1.Command{Argv: writer()})
 		if err != nil {
 			return err
 		}
-		res, err := b.request(ctx, http.MethodGet, id, "stdout?follow=1", nil)
-		if err != nil {
-			return err
-		}
-		defer res.Body.Close()
-		return b.all(io.CopyBuffer(onlyWriter{io.Discard}, res.Body, make([]byte, 256<<10)))
+		out := k.Output(ctx, client.Stdout, client.OutputOptions{Follow: true})
+		defer out.Close()
+		return b.all(out.WriteTo(io.Discard))
 	}, func() error {
-		cmd := exec.CommandContext(ctx, b.docker.cli, append([]string{"-H", "unix://" + b.docker.socket, "exec", b.container}, writer()...)...)
+		cmd := b.docker.command(ctx, append([]string{"exec", b.container}, writer()...)...)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			return err
@@ -100,27 +97,25 @@ func (b *streams) stdout(ctx context.Context) error {
 
 // stdin writes what a command reads.
 func (b *streams) stdin(ctx context.Context) error {
-	return b.compare(ctx, "stdin", func() error {
-		id, err := b.start(ctx, reader(), true)
+	return b.compare("stdin", "docker exec", func() error {
+		k, err := b.box.Start(ctx, &dsecv1.Command{Argv: reader(), StdinFollows: true})
 		if err != nil {
 			return err
 		}
-		res, err := b.request(ctx, http.MethodPut, id, "stdin?close=1", io.LimitReader(zeros{}, streamBytes))
-		if err != nil {
+		in := k.Stdin(ctx, 0)
+		if err := b.all(io.CopyBuffer(in, io.LimitReader(zeros{}, streamBytes), make([]byte, client.StdinChunk))); err != nil {
 			return err
 		}
-		defer res.Body.Close()
-		_, err = io.Copy(io.Discard, res.Body)
-		return err
+		return in.Close()
 	}, func() error {
-		cmd := exec.CommandContext(ctx, b.docker.cli, append([]string{"-H", "unix://" + b.docker.socket, "exec", "-i", b.container}, reader()...)...)
+		cmd := b.docker.command(ctx, append([]string{"exec", "-i", b.container}, reader()...)...)
 		cmd.Stdin = io.LimitReader(zeros{}, streamBytes)
 		return cmd.Run()
 	})
 }
 
 // compare measures both sides in turn, and the memory of our hops.
-func (b *streams) compare(ctx context.Context, name string, ours, theirs func() error) error {
+func (b *streams) compare(name, against string, ours, theirs func() error) error {
 	var speed, base samples
 	var parts map[string]float64
 	memory := map[string]samples{}
@@ -155,7 +150,7 @@ func (b *streams) compare(ctx context.Context, name string, ours, theirs func() 
 	f := figure{Name: name, Value: speed.median(), Unit: "MB/s", Samples: len(speed), Spread: speed.spread(), Target: ">= 400 MB/s",
 		Parts: parts, PartUnit: "ms of CPU per GiB"}
 	if b.docker != nil {
-		f.Against, f.Baseline, f.Others = "docker exec", base.median(), base.spread()
+		f.Against, f.Baseline, f.Others = against, base.median(), base.spread()
 	}
 	b.r.add(f, false)
 	for _, hop := range []string{cpuUp, cpuEdge, cpuAether} {
@@ -168,9 +163,7 @@ func (b *streams) compare(ctx context.Context, name string, ours, theirs func() 
 func (b *streams) python(ctx context.Context) error {
 	var speed samples
 	for range b.p.s.rounds {
-		cmd := exec.CommandContext(ctx, python(), append([]string{"sdk/python/bench/streams.py", b.box, fmt.Sprint(streamBytes)}, writer()...)...)
-		cmd.Env = b.p.env()
-		out, err := cmd.Output()
+		out, err := b.p.script(ctx, "streams.py", append([]string{b.box.ID, fmt.Sprint(streamBytes)}, writer()...)...)
 		if err != nil {
 			return err
 		}
@@ -189,28 +182,6 @@ func timed(f func() error) (float64, error) {
 	start := time.Now()
 	err := f()
 	return streamBytes / 1e6 / time.Since(start).Seconds(), err
-}
-
-func (b *streams) start(ctx context.Context, argv []string, stdin bool) (string, error) {
-	res, err := b.p.sandboxes.Exec(ctx, connect.NewRequest(&dsecv1.ExecRequest{SandboxId: b.box, Command: &dsecv1.Command{Argv: argv, StdinFollows: stdin}}))
-	if err != nil {
-		return "", fmt.Errorf("exec: %w", err)
-	}
-	return res.Msg.GetResult().GetCommandId(), nil
-}
-
-func (b *streams) request(ctx context.Context, method, command, what string, body io.Reader) (*http.Response, error) {
-	r, err := http.NewRequestWithContext(ctx, method, b.p.url+"/v1/sandboxes/"+b.box+"/commands/"+url.PathEscape(command)+"/"+what, body)
-	if err != nil {
-		return nil, err
-	}
-	res, err := b.http.Do(r)
-	if err == nil && res.StatusCode != http.StatusOK {
-		content, _ := io.ReadAll(res.Body)
-		res.Body.Close()
-		err = fmt.Errorf("%s %s: %s: %s", method, what, res.Status, content)
-	}
-	return res, err
 }
 
 func (b *streams) all(n int64, err error) error {

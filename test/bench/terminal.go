@@ -4,14 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
-	"strings"
 	"sync/atomic"
 	"time"
 
-	"connectrpc.com/connect"
-
 	dsecv1 "dsec/api/dsec/v1"
+	"dsec/client"
 )
 
 const (
@@ -24,15 +21,10 @@ const (
 // benchTerminal measures how long a key takes to its echo: of a quiet sandbox, and while another command's output is read
 // from the same sandbox as fast as it comes.
 func benchTerminal(ctx context.Context, s *session, r *report) error {
-	p, err := s.startPlatform(ctx)
+	b, err := s.startStreams(ctx, r)
 	if err != nil {
 		return err
 	}
-	b := &streams{p: p, r: r, http: &http.Client{Transport: &bearer{p.key, &http.Transport{DisableCompression: true, ReadBufferSize: 256 << 10, MaxIdleConnsPerHost: 4}}}}
-	if b.box, err = p.create(ctx); err != nil {
-		return err
-	}
-	defer func() { _ = p.destroy(context.WithoutCancel(ctx), b.box) }() // the platform ends with everything in it
 	var quiet, busy samples
 	var rate float64
 	for range s.rounds {
@@ -59,23 +51,22 @@ func benchTerminal(ctx context.Context, s *session, r *report) error {
 
 // echoes types at a terminal and notes how long each key takes, each in a request of its own, as libdsec sends it.
 func (b *streams) echoes(ctx context.Context) (samples, error) {
-	res, err := b.p.sandboxes.Exec(ctx, connect.NewRequest(&dsecv1.ExecRequest{SandboxId: b.box, Command: &dsecv1.Command{Argv: []string{"cat"}, Terminal: &dsecv1.Terminal{}}}))
+	k, err := b.box.Start(ctx, &dsecv1.Command{Argv: []string{"cat"}, Terminal: &dsecv1.Terminal{}})
 	if err != nil {
 		return nil, fmt.Errorf("start a terminal: %w", err)
 	}
-	id := res.Msg.GetResult().GetCommandId()
-	screen, err := b.request(ctx, http.MethodGet, id, "stdout?follow=1", nil)
-	if err != nil {
-		return nil, err
-	}
-	defer screen.Body.Close()
+	screen, in := k.Output(ctx, client.Stdout, client.OutputOptions{Follow: true}), k.Stdin(ctx, 0)
+	defer screen.Close()
 	var out samples
 	one := make([]byte, 1)
-	for n := range keys {
+	for range keys {
 		start := time.Now()
 		typed := make(chan error, 1)
-		go func() { typed <- b.typeAt(ctx, id, n) }()
-		if _, err := io.ReadFull(screen.Body, one); err != nil {
+		go func() {
+			_, err := in.Write([]byte("x"))
+			typed <- err
+		}()
+		if _, err := io.ReadFull(screen, one); err != nil {
 			return nil, fmt.Errorf("read the echo: %w", err)
 		}
 		out = append(out, float64(time.Since(start))/float64(time.Millisecond))
@@ -84,32 +75,16 @@ func (b *streams) echoes(ctx context.Context) (samples, error) {
 		}
 		time.Sleep(keyPause)
 	}
-	_, err = b.p.sandboxes.KillCommand(ctx, connect.NewRequest(&dsecv1.KillCommandRequest{SandboxId: b.box, CommandId: id}))
-	return out, err
-}
-
-func (b *streams) typeAt(ctx context.Context, id string, offset int) error {
-	res, err := b.request(ctx, http.MethodPut, id, fmt.Sprintf("stdin?offset=%d", offset), strings.NewReader("x"))
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	_, err = io.Copy(io.Discard, res.Body)
-	return err
+	return out, k.Kill(ctx, 0)
 }
 
 // flood reads from a command that writes without end, until it is told to stop; then it says how many MB/s came.
 func (b *streams) flood(ctx context.Context) (stop func() float64, err error) {
-	id, err := b.start(ctx, []string{"cat", "/dev/zero"}, false)
+	k, err := b.box.Start(ctx, &dsecv1.Command{Argv: []string{"cat", "/dev/zero"}})
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	res, err := b.request(ctx, http.MethodGet, id, "stdout?follow=1", nil)
-	if err != nil {
-		cancel()
-		return nil, err
-	}
+	out := k.Output(ctx, client.Stdout, client.OutputOptions{Follow: true})
 	var bytes atomic.Int64
 	done := make(chan struct{})
 	start := time.Now()
@@ -117,7 +92,7 @@ func (b *streams) flood(ctx context.Context) (stop func() float64, err error) {
 		defer close(done)
 		buf := make([]byte, sinkSize)
 		for {
-			n, err := res.Body.Read(buf)
+			n, err := out.Read(buf)
 			bytes.Add(int64(n))
 			if err != nil {
 				return
@@ -127,10 +102,9 @@ func (b *streams) flood(ctx context.Context) (stop func() float64, err error) {
 	time.Sleep(warmUp)
 	return func() float64 {
 		rate := float64(bytes.Load()) / 1e6 / time.Since(start).Seconds()
-		_, _ = b.p.sandboxes.KillCommand(ctx, connect.NewRequest(&dsecv1.KillCommandRequest{SandboxId: b.box, CommandId: id})) // its sandbox ends soon
-		cancel()
+		_ = k.Kill(ctx, 0) // its sandbox ends soon
+		out.Close()
 		<-done
-		res.Body.Close()
 		return rate
 	}, nil
 }
