@@ -118,6 +118,11 @@ func quoteArgs(argv []string) string {
 // finish stays with the command to its end, and gives its result.
 func (a *attachment) finish(ctx context.Context) error {
 	result, err := a.run(ctx)
+	return a.tell(ctx, result, err)
+}
+
+// tell says how a command ended, or why we left it.
+func (a *attachment) tell(ctx context.Context, result *dsecv1.CommandResult, err error) error {
 	if isDetached(err) {
 		return nil
 	}

@@ -110,7 +110,11 @@ func (c *console) printLong(all []*dsecv1.FileInfo) error {
 	return t.print(c)
 }
 
-func pathOf(e *dsecv1.FileInfo) string {
+// pathOf is the path of a file or event, as it is inside.
+func pathOf(e interface {
+	GetPath() string
+	GetRawPath() []byte
+}) string {
 	if len(e.GetRawPath()) > 0 {
 		return string(e.GetRawPath())
 	}
@@ -249,10 +253,7 @@ func (c *console) printFileEvents(m *dsecv1.WatchFilesResponse, asJSON bool) err
 			err = c.printJSON(e)
 		} else {
 			kind := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(e.GetKind().String(), "FILE_EVENT_KIND_"), "_", " "))
-			path := e.GetPath()
-			if len(e.GetRawPath()) > 0 {
-				path = string(e.GetRawPath())
-			}
+			path := pathOf(e)
 			if e.GetDirectory() {
 				path += "/"
 			}
@@ -265,8 +266,8 @@ func (c *console) printFileEvents(m *dsecv1.WatchFilesResponse, asJSON bool) err
 	return nil
 }
 
-// filesChangeCommand is a command that changes files. make registers its flags, and makes the changes of the arguments after the
-// sandbox.
+// filesChangeCommand is a command that changes files. setup registers its flags, and says how many arguments it takes after the
+// sandbox, and what makes changes of them.
 func filesChangeCommand(name, args, summary, details string, setup func(*flagSet) (least, most int, make changeMaker)) command {
 	return command{
 		name: name, group: groupInside, args: args, summary: summary, details: strings.TrimLeft(details, "\n"),

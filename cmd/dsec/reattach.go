@@ -64,8 +64,9 @@ func (o *attachOptions) run(ctx context.Context, c *console, args []string) erro
 }
 
 // goOn stays with a command that somebody else has started.
-func (a *attachment) goOn(ctx context.Context, found *dsecv1.CommandResult) (err error) {
+func (a *attachment) goOn(ctx context.Context, found *dsecv1.CommandResult) error {
 	var result *dsecv1.CommandResult
+	var err error
 	switch {
 	case a.capture:
 		if result, err = a.command.Wait(ctx); err == nil {
@@ -82,19 +83,7 @@ func (a *attachment) goOn(ctx context.Context, found *dsecv1.CommandResult) (err
 			result, err = a.command.Wait(ctx)
 		}
 	}
-	if isDetached(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	outcome := a.outcome(ctx, result)
-	if a.capture {
-		if err := a.printJSON(result); err != nil {
-			return err
-		}
-	}
-	return outcome
+	return a.tell(ctx, result, err)
 }
 
 func (a *attachment) watchStreams(ctx context.Context, found *dsecv1.CommandResult) error {

@@ -45,7 +45,7 @@ func (o *specFlags) runShell(ctx context.Context, c *console, contextName string
 	if err != nil {
 		return err
 	}
-	cmd := o.complete(&dsecv1.Command{Argv: args[1:], User: o.user, Cwd: o.workdir, StdinFollows: true})
+	cmd := o.complete(&dsecv1.Command{Argv: args[1:], User: o.user, Cwd: o.workdir})
 	cmd.StdinFollows = true
 	if len(cmd.Argv) == 0 {
 		cmd.Argv = shellArgv()

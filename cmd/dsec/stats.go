@@ -88,7 +88,7 @@ type statsView struct {
 	ended []string
 }
 
-// once measures twice where that needs no stream: a share of a processor is of a time.
+// once prints one table, for which it measures twice: a share of a processor is of a time.
 func (v *statsView) once(ctx context.Context, sandboxes []*client.Sandbox) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallel)
