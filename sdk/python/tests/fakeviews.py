@@ -10,7 +10,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fake import Answer, Box, Platform
+    from fake import Platform
+    from fakebox import Box
+    from fakehttp import Answer
 
 TICKS = "7"
 
@@ -87,7 +89,7 @@ async def watch_sandboxes(platform: Platform, m: dict[str, Any], out: Answer) ->
                     continue
                 told.add(key)
                 if synced or (after is not None and process.ended >= after):
-                    result = (await platform._wait(process, 0))["result"]
+                    result = (await process.wait(0))["result"]
                     await _send(out, {"command": {"sandboxId": box.id, "result": result}})
         if not synced:
             synced = True

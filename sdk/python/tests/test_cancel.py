@@ -9,7 +9,8 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 
 from libdsec import DSecClient, DSecConfig, DSecContainerRunArgs, DSecError, Sandbox
 

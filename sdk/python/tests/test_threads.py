@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import pytest
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 
 from libdsec import DSecConfig, DSecContainerRunArgs
 from libdsec.sync import DSecClient, Sandbox

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from compat import sleep
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 from libdsec_api import DSecClient, Sandbox
 
 from libdsec import (

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from compat import sleep
-from fake import KEY, ApiError, Fault, Platform
+from fake import KEY, Platform
+from fakehttp import ApiError, Fault
 from libdsec_api import DSecClient, Sandbox
 
 from libdsec import (

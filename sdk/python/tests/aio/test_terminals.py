@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fake import Fault, Platform, Process
+from fake import Platform
+from fakebox import Process
+from fakehttp import Fault
 from libdsec_api import Command, DSecClient, Sandbox, Terminal
 
 from libdsec import CommandFailedError, DSecConfig, DSecContainerRunArgs, InvalidArgumentError, NotFoundError

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from compat import sleep
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 from libdsec_api import Api, DSecClient
 
 from libdsec import (

@@ -7,7 +7,8 @@ from datetime import datetime
 
 import pytest
 from compat import sleep
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 from libdsec_api import Command, DSecClient, Sandbox
 
 from libdsec import (

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 from libdsec_sync_api import DSecClient, Sandbox
 
 from libdsec import (

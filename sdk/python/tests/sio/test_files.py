@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from compat_sync import sleep
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 from libdsec_sync_api import DSecClient, Sandbox
 
 from libdsec import (

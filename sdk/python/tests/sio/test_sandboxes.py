@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from compat_sync import sleep
-from fake import KEY, ApiError, Fault, Platform
+from fake import KEY, Platform
+from fakehttp import ApiError, Fault
 from libdsec_sync_api import DSecClient, Sandbox
 
 from libdsec import (

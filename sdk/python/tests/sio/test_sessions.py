@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 from libdsec_sync_api import DSecClient, Sandbox, Session
 
 from libdsec import DSecConfig, DSecContainerRunArgs, InvalidArgumentError, NotFoundError

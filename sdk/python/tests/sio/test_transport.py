@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from compat_sync import sleep
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 from libdsec_sync_api import Api, DSecClient
 
 from libdsec import (

@@ -8,7 +8,8 @@ from datetime import datetime
 
 import pytest
 from compat_sync import sleep
-from fake import Fault, Platform
+from fake import Platform
+from fakehttp import Fault
 from libdsec_sync_api import Command, DSecClient, Sandbox
 
 from libdsec import (
