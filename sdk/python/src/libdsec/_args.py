@@ -301,6 +301,14 @@ def invalid(message: str, reason: str = "invalid_argument") -> InvalidArgumentEr
     return InvalidArgumentError(message, reason=reason)
 
 
+def utf8(name: str, value: str) -> bytes:
+    """Return text as UTF-8, which has no lone surrogates."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise invalid(f"{name} holds a lone surrogate; give bytes", "invalid_text") from None
+
+
 def positive(name: str, value: object) -> None:
     """Refuse what is not None and not a finite number above 0."""
     if value is None:

@@ -10,7 +10,6 @@ from enum import Enum
 from typing import Any, Union
 
 from ._args import invalid
-from ._errors import InvalidArgumentError
 from ._models import Message, number, text, time_of
 
 FilePath = Union[str, bytes, "os.PathLike[str]"]
@@ -136,6 +135,19 @@ class FileEvent:
         return FileEvent(kind, _name(message, "path", "rawPath"), message.get("directory") is True)
 
 
+def path_bytes(path: FilePath) -> bytes:
+    """Return a path as its bytes. Names that are not UTF-8 are given as bytes, or as what listings tell of them."""
+    raw = os.fspath(path)
+    if isinstance(raw, str):
+        try:
+            raw = raw.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise invalid(f"the path {path!r} is not valid Unicode", "invalid_path") from None
+    if not raw or b"\0" in raw:
+        raise invalid(f"the path {path!r} is empty or holds a NUL", "invalid_path")
+    return raw
+
+
 def path_text(path: FilePath) -> str:
     """Return a path for a message, which holds UTF-8 only."""
     raw = os.fspath(path)
@@ -143,12 +155,11 @@ def path_text(path: FilePath) -> str:
         name = raw.decode() if isinstance(raw, bytes) else raw
         name.encode()
     except UnicodeError:
-        raise InvalidArgumentError(
-            f"the path {path!r} is not UTF-8: such a file can be listed, and removed with what is above it",
-            reason="invalid_path",
+        raise invalid(
+            f"the path {path!r} is not UTF-8: such a file can be listed, and removed with what is above it", "invalid_path"
         ) from None
     if not name or "\0" in name:
-        raise InvalidArgumentError(f"the path {path!r} is empty or holds a NUL", reason="invalid_path")
+        raise invalid(f"the path {path!r} is empty or holds a NUL", "invalid_path")
     return name
 
 

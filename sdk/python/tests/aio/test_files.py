@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compat import sleep
@@ -105,6 +106,31 @@ async def test_options_and_errors(config: DSecConfig, platform: Platform) -> Non
         await sandbox.write_file("/f", 7)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError):
         await sandbox.write_file("/f", "\udcff")
+    await client.close()
+
+
+async def test_arguments_of_many_files(config: DSecConfig, platform: Platform) -> None:
+    """The same is refused as for one file, before anything is sent."""
+    client, sandbox = await make(config)
+    before = len(platform.requests)
+    for path in ("", "a", "/a\0b", "/a/../b", "/d/", "/"):
+        with pytest.raises(InvalidArgumentError):
+            await sandbox.write_files({path: b""})
+    for path in ("", "a", "/a\0b", "/a/../b", "/\ud800"):
+        with pytest.raises(InvalidArgumentError) as caught:
+            await sandbox.read_files(["/f", path])
+        assert caught.value.reason == "invalid_path"
+    contents: list[Any] = [7, None, "\udcff"]
+    for content in contents:
+        with pytest.raises(InvalidArgumentError):
+            await sandbox.write_files({"/f": content})
+    modes: list[Any] = [-1, 0o10000, "644", True]
+    for mode in modes:
+        with pytest.raises(InvalidArgumentError):
+            await sandbox.write_files([("/f", b"", mode)])
+        with pytest.raises(InvalidArgumentError):
+            await sandbox.write_files({"/f": b""}, mode=mode)
+    assert len(platform.requests) == before
     await client.close()
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
 from .. import _aio as net
-from .._args import MAX_INLINE_STDIN, invalid
+from .._args import MAX_INLINE_STDIN, invalid, utf8
 from .._errors import (
     CanceledError,
     CommandFailedError,
@@ -258,10 +258,7 @@ async def start(
 def input_of(stdin: object) -> Input | None:
     """Check what was given as input; text becomes bytes."""
     if isinstance(stdin, str):
-        try:
-            return stdin.encode()
-        except UnicodeEncodeError:
-            raise invalid("the text for stdin holds a lone surrogate; give bytes", "invalid_text") from None
+        return utf8("the text for stdin", stdin)
     if stdin is None or isinstance(stdin, (bytes, AsyncIterable)):
         return stdin
     if isinstance(stdin, (bytearray, memoryview)):

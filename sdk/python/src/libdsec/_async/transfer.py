@@ -7,7 +7,6 @@ any progress for ``stall_timeout`` seconds has failed.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -16,7 +15,9 @@ from typing import Union
 from urllib.parse import quote
 
 from .. import _aio as net
+from .._args import utf8
 from .._errors import DataLossError, DSecError, InvalidArgumentError, UnavailableError
+from .._files import FilePath, path_bytes
 from .._http1 import Head
 from .._models import FileInfo, bad_response, parse_time
 from .._retry import Backoff
@@ -187,17 +188,9 @@ class FileReader:
         self.close()
 
 
-def quoted(path: str | bytes | os.PathLike[str]) -> str:
+def quoted(path: FilePath) -> str:
     """Return a path of a sandbox for a query. Names that are not UTF-8 may be given as bytes."""
-    raw = os.fspath(path)
-    if isinstance(raw, str):
-        try:
-            raw = raw.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise InvalidArgumentError(f"the path {path!r} is not valid Unicode", reason="invalid_path") from None
-    if not raw or b"\0" in raw:
-        raise InvalidArgumentError(f"the path {path!r} is empty or holds a NUL", reason="invalid_path")
-    return quote(raw, safe="/")
+    return quote(path_bytes(path), safe="/")
 
 
 async def open_file(api: Api, target: str, offset: int, length: int | None) -> FileReader:
@@ -269,7 +262,7 @@ async def upload(api: Api, target: str, content: Content, *, repeatable: bool, o
     """
     headers: dict[str, str] = {}
     if isinstance(content, str):
-        content = _utf8(content)
+        content = utf8("the text", content)
     if isinstance(content, (bytes, bytearray, memoryview)):
         content = memoryview(content).cast("B")
         headers["Dsec-Sha256"] = hashlib.sha256(content).hexdigest()
@@ -319,13 +312,6 @@ class _Sent:
             or said.get("sha256", self._digest.hexdigest()) != self._digest.hexdigest()
         ):
             raise DataLossError("the file in the sandbox is not what was sent; write it again", reason="content_mismatch")
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgumentError("the text holds a lone surrogate; give bytes", reason="invalid_text") from None
 
 
 def _body_of(content: memoryview | Path | AsyncIterable[bytes]) -> tuple[BodyFactory, int | None]:

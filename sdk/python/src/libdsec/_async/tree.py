@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Union
 
 from .. import _aio as net
-from .._args import invalid
+from .._args import invalid, utf8
 from .._errors import DataLossError, DSecError
+from .._files import path_bytes, permissions
 from .._models import ArchiveResult, bad_response, number
 from .._retry import Backoff
 from .._tar import LINK, Entry, Packed, Packer, coalesced
@@ -35,14 +36,9 @@ Files = Union[
 
 def raw_path(path: AnyPath) -> bytes:
     """Return an absolute path of a sandbox as bytes."""
-    raw: str | bytes = os.fspath(path)
-    if isinstance(raw, str):
-        try:
-            raw = raw.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise invalid(f"the path {path!r} is not valid Unicode", "invalid_path") from None
-    if not raw.startswith(b"/") or b"\0" in raw or b".." in raw.split(b"/"):
-        raise invalid(f'the path {path!r} is not absolute, or holds a NUL or ".."', "invalid_path")
+    raw = path_bytes(path)
+    if not raw.startswith(b"/") or b".." in raw.split(b"/"):
+        raise invalid(f'the path {path!r} is not absolute, or holds ".."', "invalid_path")
     return raw
 
 
@@ -53,15 +49,13 @@ def contents_of(files: Files, mode: int) -> tuple[bytes, list[tuple[bytes, bytes
     for item in items:
         path, content, bits = item if len(item) == 3 else (*item, mode)
         if isinstance(content, str):
-            content = content.encode("utf-8", "surrogateescape")
+            content = utf8(f"the content of {path!r}", content)
         if not isinstance(content, (bytes, bytearray, memoryview)):
             raise invalid(f"the content of {path!r} is a {type(content).__name__}; give bytes or str", "invalid_content")
-        if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits <= 0o7777:
-            raise invalid("a mode must be permission bits between 0 and 0o7777")
         raw = posixpath.normpath(raw_path(path))
         if raw.endswith(b"/") or os.fspath(path)[-1:] in ("/", b"/"):
             raise invalid(f"the path {path!r} is that of a directory", "invalid_path")
-        found.append((raw, bytes(content), bits))
+        found.append((raw, bytes(content), permissions(bits)))
     if not found:
         return b"/", []
     base = posixpath.commonpath({posixpath.dirname(raw) for raw, _, _ in found}).replace(b"//", b"/")

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
 from .. import _sio as net
-from .._args import MAX_INLINE_STDIN, invalid
+from .._args import MAX_INLINE_STDIN, invalid, utf8
 from .._errors import (
     CanceledError,
     CommandFailedError,
@@ -259,10 +259,7 @@ def start(
 def input_of(stdin: object) -> Input | None:
     """Check what was given as input; text becomes bytes."""
     if isinstance(stdin, str):
-        try:
-            return stdin.encode()
-        except UnicodeEncodeError:
-            raise invalid("the text for stdin holds a lone surrogate; give bytes", "invalid_text") from None
+        return utf8("the text for stdin", stdin)
     if stdin is None or isinstance(stdin, (bytes, Iterable)):
         return stdin
     if isinstance(stdin, (bytearray, memoryview)):

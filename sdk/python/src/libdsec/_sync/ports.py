@@ -12,7 +12,7 @@ from typing import Any, Union
 from urllib.parse import quote, urljoin, urlsplit
 
 from .. import _sio as net
-from .._args import invalid, positive
+from .._args import invalid, positive, utf8
 from .._errors import DSecError, UnavailableError
 from .._models import text, time_of
 from .._wire import error_from_body
@@ -394,7 +394,7 @@ def _body(body: HttpBody | None) -> tuple[BodyFactory | None, int | None]:
     if body is None:
         return None, 0
     if isinstance(body, str):
-        body = body.encode()
+        body = utf8("the body", body)
     if not isinstance(body, (bytes, bytearray, memoryview)):
         stream = body
         return lambda: stream, None
