@@ -172,6 +172,26 @@ def test_as_completed(config: DSecConfig, platform: Platform) -> None:
     client.close()
 
 
+def test_one_connection_tells_of_many(config: DSecConfig, platform: Platform) -> None:
+    client = DSecClient(config=config)
+    sandboxes = [s for s in client.run_containers(DSecContainerRunArgs("debian:12"), 60) if isinstance(s, Sandbox)]
+    commands = [s.start("read x", stdin_open=True) for s in sandboxes]
+    connections, polled = platform.connections, platform.calls["GetCommand"]
+    done = set()
+    with closing(client.as_completed(commands)) as completed:
+        commands[0].write_stdin("")
+        for command, _ in completed:
+            done.add(command.id)
+            assert platform.open_connections <= 3
+            if len(done) < len(commands):
+                commands[len(done)].write_stdin("")
+    assert done == {c.id for c in commands}
+    assert (len(platform.watches), len(platform.watches[0]["ids"])) == (1, 60)
+    assert platform.connections <= connections + 2
+    assert platform.calls["GetCommand"] == polled + 60  # for the result of each, once it has ended
+    client.close()
+
+
 def test_as_completed_asks_of_what_the_platform_does_not_tell(config: DSecConfig) -> None:
     client, sandbox = make(config)
     results = [result for _, result in client.as_completed([Command(sandbox._api, "sgone", "never")])]
