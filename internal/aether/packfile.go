@@ -50,7 +50,7 @@ func (p *packer) regular(fd int, name string) error {
 		return nil
 	}
 	if st.Blocks*512 < st.Size {
-		h.Data = dataOf(fd, st.Size)
+		h.Data = pax.Runs(st.Size, func(off int64, whence int) (int64, error) { return unix.Seek(fd, off, whence) })
 	}
 	if err := p.header(h); err != nil {
 		return err
@@ -148,58 +148,4 @@ func readAt(fd int, b []byte, off int64) (int, error) {
 			return n, nil
 		}
 	}
-}
-
-// firstHole is the smallest hole that is kept at first.
-const firstHole = 4 << 10
-
-// dataOf finds the data of a file with holes; nil means: take it as it is. A file with too many holes keeps the larger ones.
-func dataOf(fd int, size int64) []pax.Segment {
-	data := []pax.Segment{}
-	hole := int64(firstHole)
-	for off := int64(0); off < size; {
-		start, err := unix.Seek(fd, off, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // only a hole is left
-			break
-		}
-		if err != nil {
-			return nil
-		}
-		end, err := unix.Seek(fd, start, unix.SEEK_HOLE)
-		if err != nil || end <= start {
-			return nil
-		}
-		if start >= size { // it grew
-			break
-		}
-		end = min(end, size)
-		if n := len(data); n > 0 && start-(data[n-1].Off+data[n-1].Len) < hole {
-			data[n-1].Len = end - data[n-1].Off
-		} else {
-			data = append(data, pax.Segment{Off: start, Len: end - start})
-		}
-		for len(data) > pax.MaxSegments/2 {
-			hole *= 2
-			data = merged(data, hole)
-		}
-		off = end
-	}
-	if len(data) == 1 && data[0] == (pax.Segment{Off: 0, Len: size}) {
-		return nil
-	}
-	return data
-}
-
-// merged closes all holes that are smaller.
-func merged(data []pax.Segment, hole int64) []pax.Segment {
-	kept := data[:1]
-	for _, s := range data[1:] {
-		last := &kept[len(kept)-1]
-		if s.Off-(last.Off+last.Len) < hole {
-			last.Len = s.Off + s.Len - last.Off
-		} else {
-			kept = append(kept, s)
-		}
-	}
-	return kept
 }

@@ -56,6 +56,8 @@ type Header struct {
 	Nsec       uint32
 	Xattrs     []Xattr
 	Data       []Segment // the data of a File with holes; nil: all of it
+
+	Major, Minor uint32 // of a Char or Block: written, and not read
 }
 
 // Stored is how many bytes of content follow the header.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -335,5 +336,55 @@ func BenchmarkHeaders(b *testing.B) {
 		if err := w.Header(h); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+func TestRecordsCountTheirOwnDigits(t *testing.T) {
+	for n := range 2000 {
+		b := appendRecord(nil, "k", strings.Repeat("v", n))
+		var length int
+		if _, err := fmt.Sscanf(string(b), "%d ", &length); err != nil || length != len(b) {
+			t.Fatalf("record of %d bytes says %d, %v", len(b), length, err)
+		}
+	}
+}
+
+func TestDeviceNumbers(t *testing.T) {
+	b := write(t, []entry{{h: Header{Name: "d", Type: Char, Major: 4095, Minor: 1<<20 - 1}}, {h: Header{Name: "b", Type: Block, Major: 8}}})
+	r := tar.NewReader(bytes.NewReader(b))
+	for _, want := range [][2]int64{{4095, 1<<20 - 1}, {8, 0}} {
+		if h, err := r.Next(); err != nil || [2]int64{h.Devmajor, h.Devminor} != want {
+			t.Errorf("%+v, %v", h, err)
+		}
+	}
+}
+
+// TestRunsOfVeryManyHoles is of a file that no reader would take with all of its holes.
+func TestRunsOfVeryManyHoles(t *testing.T) {
+	const runs, each, length = 100_000, 64 << 10, 4 << 10
+	const size = runs * each
+	seek := func(off int64, whence int) (int64, error) { // data at the start of each
+		at, in := off-off%each, off%each
+		switch {
+		case whence == seekData && in < length, whence == seekHole && in >= length:
+			return off, nil
+		case whence == seekHole:
+			return at + length, nil
+		}
+		if at += each; at >= size {
+			return 0, syscall.ENXIO
+		}
+		return at, nil
+	}
+	list := Runs(size, seek)
+	end := int64(0)
+	for _, s := range list {
+		if s.Off%each != 0 || s.Off < end {
+			t.Fatalf("a run at %d after %d", s.Off, end)
+		}
+		end = s.Off + s.Len
+	}
+	if len(list) == 0 || len(list) > MaxSegments/2 || end != size-each+length {
+		t.Errorf("%d runs up to %d", len(list), end)
 	}
 }

@@ -57,7 +57,7 @@ func (w *Writer) Header(h *Header) error {
 		w.put(w.rec)
 		w.put(zeros[:padding(int64(len(w.rec)))])
 	}
-	f := fields{name: name, link: h.Link, kind: h.Type, mode: int64(h.Mode), uid: int64(h.UID), gid: int64(h.GID), size: stored, mtime: h.Sec}
+	f := fields{name: name, link: h.Link, kind: h.Type, mode: int64(h.Mode), uid: int64(h.UID), gid: int64(h.GID), size: stored, mtime: h.Sec, major: int64(h.Major), minor: int64(h.Minor)}
 	w.put(f.append(nil))
 	w.put(table)
 	w.left = h.Stored()
@@ -233,6 +233,7 @@ type fields struct {
 	name, link                  string
 	kind                        byte
 	mode, uid, gid, size, mtime int64
+	major, minor                int64
 }
 
 func (f *fields) append(b []byte) []byte {
@@ -248,9 +249,13 @@ func (f *fields) append(b []byte) []byte {
 	h[156] = f.kind
 	copy(h[157:257], f.link)
 	copy(h[257:265], "ustar\x0000")
+	if f.kind == Char || f.kind == Block {
+		octal(h[329:336], within(f.major, maxOctal7))
+		octal(h[337:344], within(f.minor, maxOctal7))
+	}
 	copy(h[148:156], "        ")
 	sum := int64(0)
-	for _, c := range h[:265] {
+	for _, c := range h {
 		sum += int64(c)
 	}
 	octal(h[148:154], sum) // six digits, NUL, and the space that is there

@@ -6,25 +6,26 @@
 //
 //   - Archives are deterministic: sorted, without names of users, access times or inode numbers.
 //   - Links are never followed. A file that is replaced while it is read is an error, and so is one that shrinks.
-//   - Holes are kept in GNU's sparse form 1.0, which archive/tar reads and cannot write: those headers are made here.
+//   - Holes are kept: of a file with very many of them the larger ones.
 //   - What has no form in an archive (sockets, attributes whose name holds "=") is skipped, and Options.Skipped told.
 package archive
 
 import (
-	"archive/tar"
 	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"dsec/internal/linux"
+	"dsec/internal/pax"
 	"dsec/sandbox"
 )
 
@@ -54,11 +55,11 @@ func WriteTar(ctx context.Context, w io.Writer, dir string, o Options) error {
 		o.Progress = func(int64, int64) {}
 	}
 	out := bufio.NewWriterSize(w, 1<<20)
-	p := &packer{ctx: ctx, o: o, root: dir, out: out, tw: tar.NewWriter(out), links: map[fileID]string{}, device: idOf(st).dev}
+	p := &packer{ctx: ctx, o: o, root: dir, w: pax.NewWriter(out), links: map[fileID]string{}, device: idOf(st).dev}
 	if err := p.tree(".", st); err != nil {
 		return err
 	}
-	if err := p.tw.Close(); err != nil {
+	if err := p.w.Close(); err != nil {
 		return fmt.Errorf("write archive: %w", err)
 	}
 	return out.Flush()
@@ -78,8 +79,7 @@ type packer struct {
 	ctx    context.Context
 	o      Options
 	root   string
-	out    *bufio.Writer // below tw, for headers that tw cannot write
-	tw     *tar.Writer
+	w      *pax.Writer
 	links  map[fileID]string // files with several names that were packed
 	device uint64
 
@@ -131,84 +131,78 @@ func (p *packer) entry(rel string, st fs.FileInfo) error {
 		p.o.Skipped(rel, "it is a socket")
 		return nil
 	}
-	hdr, err := p.header(rel, st)
+	h, err := p.header(rel, st)
 	if err != nil {
 		return err
 	}
-	if hdr.Typeflag == tar.TypeReg && hdr.Size > 0 {
-		return p.content(hdr, rel, st)
+	if h.Type == pax.File && h.Size > 0 {
+		return p.content(h, rel, st)
 	}
-	return p.writeHeader(hdr)
+	return p.writeHeader(h)
 }
 
 // header describes a file, or a link to an earlier name of it.
-func (p *packer) header(rel string, st fs.FileInfo) (*tar.Header, error) {
+func (p *packer) header(rel string, st fs.FileInfo) (*pax.Header, error) {
 	s := st.Sys().(*syscall.Stat_t)
-	hdr := &tar.Header{
-		Name: rel, Mode: int64(s.Mode & 0o7777), Uid: int(s.Uid), Gid: int(s.Gid),
-		ModTime: time.Unix(s.Mtim.Sec, s.Mtim.Nsec), Format: tar.FormatPAX,
-	}
+	h := &pax.Header{Name: rel, Mode: s.Mode & 0o7777, UID: s.Uid, GID: s.Gid, Sec: s.Mtim.Sec, Nsec: uint32(s.Mtim.Nsec)}
 	if p.o.RootOwner {
-		hdr.Uid, hdr.Gid = 0, 0
+		h.UID, h.GID = 0, 0
 	}
 	if !st.IsDir() && s.Nlink > 1 {
 		if first, ok := p.links[idOf(st)]; ok {
-			hdr.Typeflag, hdr.Linkname = tar.TypeLink, first
-			return hdr, nil
+			h.Type, h.Link = pax.Link, first
+			return h, nil
 		}
 		p.links[idOf(st)] = rel
 	}
 	switch s.Mode & syscall.S_IFMT {
 	case syscall.S_IFREG:
-		hdr.Typeflag, hdr.Size = tar.TypeReg, st.Size()
+		h.Type, h.Size = pax.File, st.Size()
 	case syscall.S_IFDIR:
-		hdr.Typeflag = tar.TypeDir
-		hdr.Name += "/"
+		h.Type = pax.Dir
+		h.Name += "/"
 	case syscall.S_IFLNK:
 		target, err := os.Readlink(p.path(rel))
 		if err != nil {
 			return nil, unreadable(err)
 		}
-		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, target
+		h.Type, h.Link = pax.Symlink, target
 	case syscall.S_IFIFO:
-		hdr.Typeflag = tar.TypeFifo
+		h.Type = pax.FIFO
 	case syscall.S_IFCHR, syscall.S_IFBLK:
-		hdr.Typeflag = tar.TypeChar
+		h.Type = pax.Char
 		if s.Mode&syscall.S_IFMT == syscall.S_IFBLK {
-			hdr.Typeflag = tar.TypeBlock
+			h.Type = pax.Block
 		}
-		hdr.Devmajor, hdr.Devminor = int64(s.Rdev>>8&0xfff|s.Rdev>>32&^0xfff), int64(s.Rdev&0xff|s.Rdev>>12&^0xff)
+		h.Major, h.Minor = uint32(s.Rdev>>8&0xfff|s.Rdev>>32&^0xfff), uint32(s.Rdev&0xff|s.Rdev>>12&^0xff)
 	}
-	return hdr, p.xattrs(hdr, rel)
+	return h, p.xattrs(h, rel)
 }
 
-func (p *packer) xattrs(hdr *tar.Header, rel string) error {
+func (p *packer) xattrs(h *pax.Header, rel string) error {
 	xattrs, err := linux.Lxattrs(p.path(rel))
 	if err != nil {
 		return unreadable(err)
 	}
-	for name, value := range xattrs {
+	for _, name := range slices.Sorted(maps.Keys(xattrs)) {
 		if strings.ContainsAny(name, "=") {
 			p.o.Skipped(rel, "the name of its extended attribute "+name+" holds \"=\"")
 			continue
 		}
-		if hdr.PAXRecords == nil {
-			hdr.PAXRecords = map[string]string{}
-		}
-		hdr.PAXRecords["SCHILY.xattr."+name] = value
+		h.Xattrs = append(h.Xattrs, pax.Xattr{Name: name, Value: xattrs[name]})
 	}
 	return nil
 }
 
-func (p *packer) writeHeader(hdr *tar.Header) error {
-	if err := p.tw.WriteHeader(hdr); err != nil {
+func (p *packer) writeHeader(h *pax.Header) error {
+	if err := p.w.Header(h); err != nil {
 		return fmt.Errorf("write archive: %w", err)
 	}
 	return nil
 }
 
 // content packs a regular file with bytes.
-func (p *packer) content(hdr *tar.Header, rel string, st fs.FileInfo) error {
+func (p *packer) content(h *pax.Header, rel string, st fs.FileInfo) error {
 	f, err := os.OpenFile(p.path(rel), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return unreadable(err)
@@ -217,35 +211,47 @@ func (p *packer) content(hdr *tar.Header, rel string, st fs.FileInfo) error {
 	if now, err := f.Stat(); err != nil || !os.SameFile(st, now) {
 		return changed(rel)
 	}
-	p.bytes += hdr.Size
-	if segments := dataSegments(f, st); segments != nil {
-		return p.sparse(hdr, f, segments)
+	p.bytes += h.Size
+	if s := st.Sys().(*syscall.Stat_t); s.Blocks*512 < h.Size {
+		h.Data = pax.Runs(h.Size, f.Seek)
 	}
-	if err := p.writeHeader(hdr); err != nil {
+	if err := p.writeHeader(h); err != nil {
 		return err
 	}
-	return p.copy(p.tw, f, rel, 0, hdr.Size)
+	if h.Data == nil {
+		return p.copy(f, rel, 0, h.Size)
+	}
+	for _, s := range h.Data {
+		if err := p.copy(f, rel, s.Off, s.Len); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func changed(rel string) error {
 	return sandbox.Errorf(sandbox.FailedPrecondition, "file_changed", "%s changed while it was packed; try again when nothing writes to the directory", rel)
 }
 
-// copy copies length bytes of f from off. ctx is looked at every few MiB.
-func (p *packer) copy(w io.Writer, f *os.File, rel string, off, length int64) error {
+// copy copies length bytes of f from off.
+func (p *packer) copy(f *os.File, rel string, off, length int64) error {
 	for length > 0 {
 		if err := p.ctx.Err(); err != nil {
 			return err
 		}
-		n, err := io.Copy(w, io.NewSectionReader(f, off, min(length, 8<<20)))
-		if err != nil {
+		space := p.w.Space()
+		n, err := f.ReadAt(space[:min(int64(len(space)), length)], off)
+		if err != nil && !errors.Is(err, io.EOF) {
 			return fmt.Errorf("pack %s: %w", rel, err)
 		}
 		if n == 0 {
 			return changed(rel)
 		}
-		off += n
-		length -= n
+		if err := p.w.Advance(n); err != nil {
+			return fmt.Errorf("write archive: %w", err)
+		}
+		off += int64(n)
+		length -= int64(n)
 	}
 	return nil
 }

@@ -195,13 +195,3 @@ func TestFileThatShrinks(t *testing.T) {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
-
-func TestPaxRecordsCountTheirOwnDigits(t *testing.T) {
-	for n := range 2000 {
-		b := paxRecords(map[string]string{"k": strings.Repeat("v", n)})
-		var length int
-		if _, err := fmt.Sscanf(string(b), "%d ", &length); err != nil || length != len(b) {
-			t.Fatalf("record of %d bytes says %d, %v", len(b), length, err)
-		}
-	}
-}
