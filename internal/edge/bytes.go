@@ -80,17 +80,10 @@ func (e *Edge) route(f func(http.ResponseWriter, *http.Request, *instance) error
 	}
 }
 
-// httpStatus is Connect's mapping of codes.
-var httpStatus = map[sandbox.Class]int{
-	sandbox.Internal: 500, sandbox.InvalidArgument: 400, sandbox.Unauthenticated: 401, sandbox.PermissionDenied: 403, sandbox.NotFound: 404,
-	sandbox.AlreadyExists: 409, sandbox.FailedPrecondition: 400, sandbox.ResourceExhausted: 429, sandbox.DeadlineExceeded: 504,
-	sandbox.Canceled: 499, sandbox.Unavailable: 503, sandbox.Unsupported: 501, sandbox.DataLoss: 500,
-}
-
 // writeError answers with the JSON of a Connect error.
 func writeError(w http.ResponseWriter, err error) {
 	se := sandbox.AsError(err)
-	writeErrorStatus(w, httpStatus[se.Class], se)
+	writeErrorStatus(w, grpcerr.HTTPStatus(se.Class), se)
 }
 
 func writeErrorStatus(w http.ResponseWriter, status int, se *sandbox.Error) {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"dsec/internal/grant"
+	"dsec/internal/grpcerr"
 	"dsec/internal/ports"
 	"dsec/sandbox"
 )
@@ -326,7 +327,7 @@ func portStatus(se *sandbox.Error) int {
 	case "port_timeout":
 		return http.StatusGatewayTimeout
 	}
-	return httpStatus[se.Class]
+	return grpcerr.HTTPStatus(se.Class)
 }
 
 // serveTCP changes the protocol to the bytes of a connection, in frames.

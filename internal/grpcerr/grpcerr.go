@@ -1,5 +1,5 @@
 // Package grpcerr is the one translation between sandbox.Error and what travels between apiserver and edge: a gRPC status
-// with a dsec.v1.ErrorInfo detail, or a dsec.v1.Failure inside a stream of results.
+// with a dsec.v1.ErrorInfo detail, or a dsec.v1.Failure inside a stream of results. It has the statuses of byte routes, too.
 //
 // What surprises: a cause never travels. It belongs into the log of the side where it happened, and a peer sees only the
 // message that was written for users. The fact "sandbox_id" travels in ErrorInfo's field of that name.
@@ -20,34 +20,46 @@ import (
 // FactSandboxID is the fact that is carried as ErrorInfo.sandbox_id.
 const FactSandboxID = "sandbox_id"
 
-var classCodes = map[sandbox.Class]codes.Code{
-	sandbox.Internal:           codes.Internal,
-	sandbox.InvalidArgument:    codes.InvalidArgument,
-	sandbox.Unauthenticated:    codes.Unauthenticated,
-	sandbox.PermissionDenied:   codes.PermissionDenied,
-	sandbox.NotFound:           codes.NotFound,
-	sandbox.AlreadyExists:      codes.AlreadyExists,
-	sandbox.FailedPrecondition: codes.FailedPrecondition,
-	sandbox.ResourceExhausted:  codes.ResourceExhausted,
-	sandbox.DeadlineExceeded:   codes.DeadlineExceeded,
-	sandbox.Canceled:           codes.Canceled,
-	sandbox.Unavailable:        codes.Unavailable,
-	sandbox.Unsupported:        codes.Unimplemented,
-	sandbox.DataLoss:           codes.DataLoss,
+// wireForms are a class's code, and the HTTP status that Connect has for that code.
+var wireForms = map[sandbox.Class]struct {
+	code codes.Code
+	http int
+}{
+	sandbox.Internal:           {codes.Internal, 500},
+	sandbox.InvalidArgument:    {codes.InvalidArgument, 400},
+	sandbox.Unauthenticated:    {codes.Unauthenticated, 401},
+	sandbox.PermissionDenied:   {codes.PermissionDenied, 403},
+	sandbox.NotFound:           {codes.NotFound, 404},
+	sandbox.AlreadyExists:      {codes.AlreadyExists, 409},
+	sandbox.FailedPrecondition: {codes.FailedPrecondition, 400},
+	sandbox.ResourceExhausted:  {codes.ResourceExhausted, 429},
+	sandbox.DeadlineExceeded:   {codes.DeadlineExceeded, 504},
+	sandbox.Canceled:           {codes.Canceled, 499},
+	sandbox.Unavailable:        {codes.Unavailable, 503},
+	sandbox.Unsupported:        {codes.Unimplemented, 501},
+	sandbox.DataLoss:           {codes.DataLoss, 500},
 }
 
 // Code is a class's code on the wire.
 func Code(c sandbox.Class) codes.Code {
-	if code, ok := classCodes[c]; ok {
-		return code
+	if w, ok := wireForms[c]; ok {
+		return w.code
 	}
 	return codes.Internal
 }
 
+// HTTPStatus is a class's status where an answer is plain HTTP.
+func HTTPStatus(c sandbox.Class) int {
+	if w, ok := wireForms[c]; ok {
+		return w.http
+	}
+	return 500
+}
+
 var codeClasses = func() map[codes.Code]sandbox.Class {
-	m := make(map[codes.Code]sandbox.Class, len(classCodes))
-	for class, code := range classCodes {
-		m[code] = class
+	m := make(map[codes.Code]sandbox.Class, len(wireForms))
+	for class, w := range wireForms {
+		m[w.code] = class
 	}
 	return m
 }()

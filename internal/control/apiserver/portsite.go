@@ -16,6 +16,7 @@ import (
 	dsecv1 "dsec/api/dsec/v1"
 	edgev1 "dsec/api/edge/v1"
 	"dsec/internal/control/iam"
+	"dsec/internal/grpcerr"
 	"dsec/internal/ports"
 	"dsec/sandbox"
 )
@@ -306,20 +307,6 @@ func (x *exchange) page(r *http.Request, err error) {
 	h.Set("Cache-Control", "no-store")
 	h.Set("Content-Security-Policy", "default-src 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
-	x.WriteHeader(pageStatus(e))
+	x.WriteHeader(grpcerr.HTTPStatus(e.Class))
 	_, _ = x.Write([]byte("<!doctype html><title>dsec</title><p>" + html.EscapeString(e.Message) + "\n")) // a browser that is gone does not read it
-}
-
-func pageStatus(e *sandbox.Error) int {
-	switch e.Class {
-	case sandbox.Unauthenticated:
-		return http.StatusUnauthorized
-	case sandbox.PermissionDenied:
-		return http.StatusForbidden
-	case sandbox.NotFound:
-		return http.StatusNotFound
-	case sandbox.Unavailable:
-		return http.StatusServiceUnavailable
-	}
-	return http.StatusInternalServerError
 }

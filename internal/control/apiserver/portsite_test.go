@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"dsec/internal/grpcerr"
 	"dsec/sandbox"
 )
 
@@ -117,6 +118,24 @@ func TestCredentials(t *testing.T) {
 		}
 		if got := credentials(r); got != c.key || r.Header.Get("Authorization") != c.left || r.Header.Get("Dsec-Authorization") != "" {
 			t.Errorf("%s: %q, %v", name, got, r.Header)
+		}
+	}
+}
+
+// The statuses of byte routes and of pages are those that Connect has for the same error.
+func TestStatusOfEveryClass(t *testing.T) {
+	for class := sandbox.Internal; class <= sandbox.DataLoss; class++ {
+		x := &exchange{ResponseWriter: httptest.NewRecorder()}
+		r := httptest.NewRequest("GET", "/", nil)
+		x.fail(r, sandbox.Errorf(class, "x", "x"))
+		if x.code != grpcerr.HTTPStatus(class) {
+			t.Errorf("%v: %d, Connect says %d", class, grpcerr.HTTPStatus(class), x.code)
+		}
+		page := &exchange{ResponseWriter: httptest.NewRecorder()}
+		r.Header.Set("Accept", "text/html")
+		page.page(r, sandbox.Errorf(class, "x", "x"))
+		if page.code != x.code {
+			t.Errorf("%v: a page with %d, else %d", class, page.code, x.code)
 		}
 	}
 }
