@@ -101,10 +101,6 @@ func (c Command) Validate() error {
 		return bad("the script holds a NUL byte, which no shell can receive")
 	case len(c.Shell) > MaxScript:
 		return Errorf(InvalidArgument, "script_too_long", "a script of %d bytes; at most 16 MiB", len(c.Shell))
-	case c.Cwd != "" && (!strings.HasPrefix(c.Cwd, "/") || len(c.Cwd) > 4096 || strings.ContainsRune(c.Cwd, 0)):
-		return bad("working directory %q must be an absolute path", clip(c.Cwd))
-	case c.User != "" && !userSpec.MatchString(c.User):
-		return bad("user %q is not a user name, uid, name:group or uid:gid", clip(c.User))
 	case c.Trusted && c.Terminal != nil:
 		return bad("a trusted command has no terminal")
 	case c.Trusted && c.User != "" && !trustedUser.MatchString(c.User):
@@ -119,8 +115,6 @@ func (c Command) Validate() error {
 		return Errorf(InvalidArgument, "invalid_tag", "tag %q: letters, digits and _.-, at most 64", clip(c.Tag))
 	case len(c.Stdin) > MaxInlineStdin:
 		return bad("inline stdin of %d bytes; at most 64 KiB, longer input goes by stdin_follows", len(c.Stdin))
-	case len(c.Env) > maxEnv:
-		return bad("%d environment variables; at most %d", len(c.Env), maxEnv)
 	}
 	if c.Session != "" {
 		if err := c.validateInSession(); err != nil {
@@ -132,7 +126,7 @@ func (c Command) Validate() error {
 			return err
 		}
 	}
-	return ValidateEnv(c.Env)
+	return validateSurroundings("invalid_command", c.User, c.Cwd, c.Env)
 }
 
 // validateInSession refuses what a session has been given once and for all, or does not offer.
@@ -140,9 +134,10 @@ func (c Command) validateInSession() error {
 	bad := func(format string, args ...any) error {
 		return Errorf(InvalidArgument, "invalid_command", format, args...)
 	}
+	if err := (SessionSpec{Name: c.Session}).Validate(); err != nil {
+		return err
+	}
 	switch {
-	case !ValidSessionName(c.Session):
-		return Errorf(InvalidArgument, "invalid_session", "session %q: letters, digits, _ and -, at most 64", clip(c.Session))
 	case len(c.Argv) > 0:
 		return bad("a session runs scripts; give shell, or run the program without a session")
 	case c.Cwd != "" || c.User != "" || len(c.Env) > 0:

@@ -131,25 +131,19 @@ func (s Spec) Validate() error {
 		return bad("lifetime must be greater than 0")
 	case s.Lifetime > MaxLifetime || s.IdleTimeout > MaxLifetime:
 		return bad("idle timeout and lifetime may be at most %v", MaxLifetime)
-	case s.User != "" && !userSpec.MatchString(s.User):
-		return bad("user %q is not a user name, uid, name:group or uid:gid", clip(s.User))
-	case s.Workdir != "" && (!strings.HasPrefix(s.Workdir, "/") || len(s.Workdir) > 4096 || strings.ContainsRune(s.Workdir, 0)):
-		return bad("working directory %q must be an absolute path", clip(s.Workdir))
 	case s.Hostname != "" && !hostname.MatchString(s.Hostname):
 		return bad("host name %q is not valid", clip(s.Hostname))
 	case len(s.Name) > 128 || !utf8.ValidString(s.Name):
 		return bad("name must be valid UTF-8 of at most 128 bytes")
 	case len(s.Labels) > maxLabels:
 		return bad("%d labels; at most %d", len(s.Labels), maxLabels)
-	case len(s.Env) > maxEnv:
-		return bad("%d environment variables; at most %d", len(s.Env), maxEnv)
 	}
 	for k, v := range s.Labels {
 		if !labelKey.MatchString(k) || len(v) > 256 || !utf8.ValidString(v) {
 			return bad("label %q: keys are letters, digits and ._/- up to 128, values UTF-8 up to 256 bytes", clip(k))
 		}
 	}
-	if err := ValidateEnv(s.Env); err != nil {
+	if err := validateSurroundings("invalid_spec", s.User, s.Workdir, s.Env); err != nil {
 		return err
 	}
 	if err := s.validateStart(); err != nil {
@@ -174,8 +168,21 @@ func (s Spec) validateNetwork() error {
 // maxEnvString is the kernel's bound of one string of a program's environment: "NAME=VALUE" and its NUL.
 const maxEnvString = 128 << 10
 
-// ValidateEnv checks environment variables.
-func ValidateEnv(env map[string]string) error {
+// validateSurroundings is the one check of with whose rights, where and with which environment something shall run.
+func validateSurroundings(reason, user, workdir string, env map[string]string) error {
+	switch {
+	case user != "" && !userSpec.MatchString(user):
+		return Errorf(InvalidArgument, reason, "user %q is not a user name, uid, name:group or uid:gid", clip(user))
+	case workdir != "" && (!strings.HasPrefix(workdir, "/") || len(workdir) > 4096 || strings.ContainsRune(workdir, 0)):
+		return Errorf(InvalidArgument, reason, "working directory %q must be an absolute path", clip(workdir))
+	case len(env) > maxEnv:
+		return Errorf(InvalidArgument, reason, "%d environment variables; at most %d", len(env), maxEnv)
+	}
+	return validateEnv(env)
+}
+
+// validateEnv checks environment variables.
+func validateEnv(env map[string]string) error {
 	for k, v := range env {
 		if !envKey.MatchString(k) || len(k) > 256 {
 			return Errorf(InvalidArgument, "invalid_env", "%q is not a name of an environment variable", clip(k))

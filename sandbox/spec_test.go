@@ -36,12 +36,12 @@ func TestEnvIsWhatTheKernelTakes(t *testing.T) {
 		size int
 		fits bool
 	}{"A": {128<<10 - 3, true}, "B": {128<<10 - 2, false}, "LONG_NAME": {128<<10 - 11, true}, "LONG_NAMES": {128<<10 - 11, false}} {
-		if err := ValidateEnv(map[string]string{name: strings.Repeat("v", c.size)}); (err == nil) != c.fits {
+		if err := validateEnv(map[string]string{name: strings.Repeat("v", c.size)}); (err == nil) != c.fits {
 			t.Errorf("%s with %d bytes: %.100v", name, c.size, err)
 		}
 	}
 	for _, env := range []map[string]string{{"A": "\x00"}, {"": "v"}, {"1A": "v"}, {"A=B": "v"}} {
-		if err := ValidateEnv(env); ReasonOf(err) != "invalid_env" {
+		if err := validateEnv(env); ReasonOf(err) != "invalid_env" {
 			t.Errorf("%v: %v", env, err)
 		}
 	}

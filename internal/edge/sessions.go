@@ -75,8 +75,8 @@ func (s *server) DeleteSession(ctx context.Context, req *dsecv1.DeleteSessionReq
 	}
 	defer s.e.begin(in)()
 	g, err := in.live()
-	if err == nil && !sandbox.ValidSessionName(req.GetName()) {
-		err = sandbox.Errorf(sandbox.InvalidArgument, "invalid_session", "session %q: letters, digits, _ and -, at most 64", clip(req.GetName()))
+	if err == nil {
+		err = sandbox.SessionSpec{Name: req.GetName()}.Validate()
 	}
 	if err == nil {
 		err = g.DeleteSession(ctx, req.GetName())
