@@ -62,8 +62,8 @@ func (s Spec) validateStart() error {
 
 // validateOwn checks a command that the platform itself runs: nobody is there to give it input.
 func validateOwn(what string, c Command) error {
-	if c.StdinFollows || c.Terminal != nil || c.Trusted {
-		return Errorf(InvalidArgument, "invalid_spec", "the %s has neither input that follows nor a terminal, and is not trusted", what)
+	if c.StdinFollows || c.Terminal != nil || c.Trusted || c.Session != "" {
+		return Errorf(InvalidArgument, "invalid_spec", "the %s has neither input that follows nor a terminal nor a session, and is not trusted", what)
 	}
 	return c.Validate()
 }

@@ -185,43 +185,6 @@ func (e *Edge) recordOf(in *instance) *edgev1.Record {
 	}
 }
 
-// commandOf converts a command from the wire; it is not checked yet.
-func commandOf(p *dsecv1.Command) (sandbox.Command, error) {
-	timeout, err := timeoutOf(p.GetTimeoutSeconds(), "timeout")
-	if err != nil {
-		return sandbox.Command{}, err
-	}
-	silence, err := timeoutOf(p.GetNoOutputTimeoutSeconds(), "no_output_timeout")
-	if err != nil {
-		return sandbox.Command{}, err
-	}
-	return sandbox.Command{
-		Argv: p.GetArgv(), Shell: p.GetShell(), Cwd: p.GetCwd(), User: p.GetUser(), Env: p.GetEnv(), Timeout: timeout,
-		NoOutputTimeout: silence, Stdin: p.GetStdin(), StdinFollows: p.GetStdinFollows(), Tag: p.GetTag(),
-		Terminal: terminalOf(p.GetTerminal()), Trusted: p.GetTrusted(), Session: p.GetSession(),
-	}, nil
-}
-
-// timeoutOf converts seconds of which 0 is none.
-func timeoutOf(seconds float64, name string) (time.Duration, error) {
-	switch {
-	case math.IsNaN(seconds) || seconds < 0:
-		return 0, sandbox.Errorf(sandbox.InvalidArgument, "invalid_command", "%s must be greater than 0", name)
-	case seconds == 0:
-		return 0, nil
-	case seconds >= time.Duration(math.MaxInt64).Seconds():
-		return math.MaxInt64, nil
-	}
-	return max(time.Duration(seconds*float64(time.Second)), time.Millisecond), nil // aether counts in those
-}
-
-func terminalOf(p *dsecv1.Terminal) *sandbox.Terminal {
-	if p == nil {
-		return nil
-	}
-	return &sandbox.Terminal{Rows: int(p.GetRows()), Cols: int(p.GetCols()), Term: p.GetTerm()}
-}
-
 // Bounds of the output inside a result, in bytes of each stream.
 const (
 	defaultInline = 64 << 10

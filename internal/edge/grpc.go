@@ -14,6 +14,7 @@ import (
 	edgev1 "dsec/api/edge/v1"
 	"dsec/internal/grant"
 	"dsec/internal/grpcerr"
+	"dsec/internal/startspec"
 	"dsec/sandbox"
 )
 
@@ -226,7 +227,7 @@ func (s *server) Exec(ctx context.Context, req *dsecv1.ExecRequest) (*dsecv1.Com
 	if err != nil {
 		return nil, s.wire(ctx, "Exec", err)
 	}
-	cmd, err := commandOf(req.GetCommand())
+	cmd, err := startspec.Command(req.GetCommand())
 	if err != nil {
 		return nil, s.wire(ctx, "Exec", err)
 	}

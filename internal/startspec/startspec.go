@@ -1,5 +1,5 @@
-// Package startspec translates a sandbox's start command and probe between the wire and the domain, once for apiserver and
-// edge. It checks nothing but what the domain's types cannot hold: Spec.Validate does the rest.
+// Package startspec translates commands, and a sandbox's start command and probe, between the wire and the domain, once for
+// apiserver and edge. It checks nothing but what the domain's types cannot hold: their Validate does the rest.
 package startspec
 
 import (
@@ -13,11 +13,11 @@ import (
 // FromWire sets s's start command and probe.
 func FromWire(p *dsecv1.SandboxSpec, s *sandbox.Spec) error {
 	if c := p.GetStart(); c != nil {
-		start, err := command(c)
+		start, err := Command(c)
 		if err != nil {
 			return err
 		}
-		s.Start = start
+		s.Start = &start
 	}
 	w := p.GetReadyWhen()
 	if w == nil {
@@ -25,16 +25,18 @@ func FromWire(p *dsecv1.SandboxSpec, s *sandbox.Spec) error {
 	}
 	probe := &sandbox.Probe{TCPPort: int(w.GetTcpPort())}
 	var err error
-	if probe.Interval, err = duration("interval_seconds", w.GetIntervalSeconds()); err != nil {
+	if probe.Interval, err = duration("invalid_spec", "interval_seconds", w.GetIntervalSeconds()); err != nil {
 		return err
 	}
-	if probe.TryTimeout, err = duration("try_timeout_seconds", w.GetTryTimeoutSeconds()); err != nil {
+	if probe.TryTimeout, err = duration("invalid_spec", "try_timeout_seconds", w.GetTryTimeoutSeconds()); err != nil {
 		return err
 	}
 	if c := w.GetExec(); c != nil {
-		if probe.Exec, err = command(c); err != nil {
+		command, err := Command(c)
+		if err != nil {
 			return err
 		}
+		probe.Exec = &command
 	}
 	if h := w.GetHttp(); h != nil {
 		probe.HTTP = &sandbox.HTTPProbe{Port: int(h.GetPort()), Path: h.GetPath(), Status: int(h.GetStatus())}
@@ -74,36 +76,41 @@ func ToWire(s *sandbox.Spec, p *dsecv1.SandboxSpec) {
 	}
 }
 
-func duration(what string, seconds float64) (time.Duration, error) {
+// duration converts seconds of which 0 is none.
+func duration(reason, what string, seconds float64) (time.Duration, error) {
 	switch {
 	case math.IsNaN(seconds) || seconds < 0:
-		return 0, sandbox.Errorf(sandbox.InvalidArgument, "invalid_spec", "%s must be greater than 0", what)
+		return 0, sandbox.Errorf(sandbox.InvalidArgument, reason, "%s must be greater than 0", what)
+	case seconds == 0:
+		return 0, nil
 	case seconds >= time.Duration(math.MaxInt64).Seconds():
 		return math.MaxInt64, nil
 	}
-	return time.Duration(seconds * float64(time.Second)), nil
+	return max(time.Duration(seconds*float64(time.Second)), time.Millisecond), nil // aether counts in those
 }
 
-func command(p *dsecv1.Command) (*sandbox.Command, error) {
-	timeout, err := duration("timeout_seconds", p.GetTimeoutSeconds())
+// Command converts a command from the wire; it is not checked yet.
+func Command(p *dsecv1.Command) (sandbox.Command, error) {
+	timeout, err := duration("invalid_command", "timeout", p.GetTimeoutSeconds())
 	if err != nil {
-		return nil, err
+		return sandbox.Command{}, err
 	}
-	silence, err := duration("no_output_timeout_seconds", p.GetNoOutputTimeoutSeconds())
+	silence, err := duration("invalid_command", "no_output_timeout", p.GetNoOutputTimeoutSeconds())
 	if err != nil {
-		return nil, err
+		return sandbox.Command{}, err
 	}
-	if p.GetSession() != "" {
-		return nil, sandbox.Errorf(sandbox.InvalidArgument, "invalid_spec", "a command that the platform runs before the sandbox is ready has no session")
+	return sandbox.Command{
+		Argv: p.GetArgv(), Shell: p.GetShell(), Cwd: p.GetCwd(), User: p.GetUser(), Env: p.GetEnv(), Timeout: timeout,
+		NoOutputTimeout: silence, Stdin: p.GetStdin(), StdinFollows: p.GetStdinFollows(), Tag: p.GetTag(),
+		Terminal: terminal(p.GetTerminal()), Trusted: p.GetTrusted(), Session: p.GetSession(),
+	}, nil
+}
+
+func terminal(p *dsecv1.Terminal) *sandbox.Terminal {
+	if p == nil {
+		return nil
 	}
-	c := &sandbox.Command{
-		Argv: p.GetArgv(), Shell: p.GetShell(), Cwd: p.GetCwd(), User: p.GetUser(), Env: p.GetEnv(), Timeout: timeout, NoOutputTimeout: silence,
-		Stdin: p.GetStdin(), StdinFollows: p.GetStdinFollows(), Tag: p.GetTag(), Trusted: p.GetTrusted(),
-	}
-	if p.GetTerminal() != nil {
-		c.Terminal = &sandbox.Terminal{} // refused whatever it says
-	}
-	return c, nil
+	return &sandbox.Terminal{Rows: int(p.GetRows()), Cols: int(p.GetCols()), Term: p.GetTerm()}
 }
 
 func wireCommand(c *sandbox.Command) *dsecv1.Command {
