@@ -258,20 +258,12 @@ var inwardProxy = &httputil.ReverseProxy{
 	Rewrite: func(r *httputil.ProxyRequest) {
 		c := r.In.Context().Value(inwardKey{}).(inwardCall)
 		r.Out.URL, r.Out.Host = c.url, c.host
-		r.Out.Trailer = r.In.Trailer // the same map: it is filled when the body has been read
-		ports.ToInside(r.Out.Header)
-		for _, name := range ports.Forwarded { // the apiserver's own
-			if v := r.In.Header[name]; len(v) > 0 {
-				r.Out.Header[name] = v
-			}
-		}
-		if _, ok := r.Out.Header["User-Agent"]; !ok {
-			r.Out.Header["User-Agent"] = nil // or Go's own would be sent
-		}
+		r.Out.Trailer = r.In.Trailer              // the same map: it is filled when the body has been read
+		ports.ToInside(r.Out.Header, r.In.Header) // the apiserver's word
 	},
 	Transport:      byCall{},
 	FlushInterval:  -1,
-	BufferPool:     &copyBuffers{},
+	BufferPool:     ports.Buffers{},
 	ErrorLog:       log.New(io.Discard, "", 0),
 	ModifyResponse: fromInside,
 	ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
@@ -285,9 +277,9 @@ func fromInside(r *http.Response) error {
 	if r.StatusCode < 100 || r.StatusCode > 999 { // net/http panics when it has to send such a one
 		return fmt.Errorf("status %d", r.StatusCode)
 	}
-	ports.ToInside(r.Header)
+	ports.DropReserved(r.Header)
 	if r.StatusCode != http.StatusSwitchingProtocols { // else the body is written to as well
-		ports.ToInside(r.Trailer)
+		ports.DropReserved(r.Trailer)
 		r.Body = &innerBody{r.Body, r}
 	}
 	return nil
@@ -302,7 +294,7 @@ type innerBody struct {
 func (b *innerBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
-		ports.ToInside(b.r.Trailer)
+		ports.DropReserved(b.r.Trailer)
 	}
 	return n, err
 }
@@ -355,15 +347,3 @@ func (e *Edge) serveTCP(w http.ResponseWriter, r *http.Request, in *instance, po
 	}
 	_ = ports.Join(ports.NewFrames(ports.NewHijacked(conn, buffered)), inside) // both sides know
 }
-
-// copyBuffers is a pool of buffers for the proxy.
-type copyBuffers struct{ pool sync.Pool }
-
-func (b *copyBuffers) Get() []byte {
-	if v, ok := b.pool.Get().(*[]byte); ok {
-		return *v
-	}
-	return make([]byte, 64<<10)
-}
-
-func (b *copyBuffers) Put(v []byte) { b.pool.Put(&v) }

@@ -29,13 +29,26 @@ const MaxHead = 64 << 10
 
 const reserved = "Dsec-" // names that are the platform's in both directions
 
-// Forwarded are the headers that tell the server inside how it is reached. A caller's own are dropped.
-var Forwarded = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Prefix"}
+// forwardedHeaders tell the server inside how it is reached.
+var forwardedHeaders = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Prefix"}
 
-// ToInside removes what is the platform's from the headers of a request on its way in.
-func ToInside(h http.Header) { dropReserved(h) }
+// ToInside makes the headers of a request on its way in. What is the platform's is removed, and who the caller says it is: how
+// the server inside is reached is what forwarded says.
+func ToInside(h, forwarded http.Header) {
+	DropReserved(h)
+	for _, name := range forwardedHeaders {
+		delete(h, name)
+		if v := forwarded[name]; len(v) > 0 {
+			h[name] = v
+		}
+	}
+	if _, ok := h["User-Agent"]; !ok {
+		h["User-Agent"] = nil // or Go's own would be sent
+	}
+}
 
-func dropReserved(h http.Header) {
+// DropReserved removes what is the platform's, or looks so.
+func DropReserved(h http.Header) {
 	for name := range h {
 		if strings.HasPrefix(textproto.CanonicalMIMEHeaderKey(name), reserved) {
 			delete(h, name)
@@ -54,7 +67,7 @@ var acting = map[string]bool{
 // FromInside makes an answer's headers harmless to who gets it on the platform's own origin. A client that is no browser
 // finds what was renamed under Inner.
 func FromInside(h http.Header) {
-	dropReserved(h)
+	DropReserved(h)
 	for name, values := range h {
 		if acting[name] || strings.HasPrefix(name, "Access-Control-") {
 			delete(h, name)
@@ -68,7 +81,7 @@ func FromInside(h http.Header) {
 // FromInsideToOwnOrigin is FromInside for an origin that belongs to this one server: what is kept from it is to act on its
 // siblings. secret is the name of the platform's own cookie there.
 func FromInsideToOwnOrigin(h http.Header, secret string) {
-	dropReserved(h)
+	DropReserved(h)
 	cookies := h["Set-Cookie"]
 	delete(h, "Set-Cookie")
 	for _, c := range cookies {

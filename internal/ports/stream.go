@@ -22,6 +22,15 @@ const copyBuffer = 64 << 10
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, copyBuffer); return &b }}
 
+// Buffers is the pool of them for a reverse proxy.
+type Buffers struct{}
+
+// Get takes a buffer.
+func (Buffers) Get() []byte { return *buffers.Get().(*[]byte) }
+
+// Put gives it back.
+func (Buffers) Put(b []byte) { buffers.Put(&b) }
+
 // Join copies both ways until both directions have ended, and closes both streams. An error means that one of them broke:
 // then the other is told. A side that takes no more may still have something to say: it is heard to its end.
 func Join(a, b Stream) error {

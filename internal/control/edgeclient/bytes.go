@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"dsec/internal/grant"
+	"dsec/internal/ports"
 )
 
 const (
@@ -69,7 +70,7 @@ func newByteProxy(dial func(context.Context) (net.Conn, error)) *byteProxy {
 		Rewrite:       rewrite,
 		Transport:     p.transport,
 		FlushInterval: -1, // followers see output as it is written
-		BufferPool:    &buffers{},
+		BufferPool:    ports.Buffers{},
 		ErrorLog:      log.New(io.Discard, "", 0), // a client that goes away is no news
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			r.Context().Value(byteCallKey{}).(byteCall).onError(w, r, err)
@@ -164,15 +165,3 @@ func (p *byteProxy) close() {
 	p.transport.CloseIdleConnections()
 	p.portTransport.CloseIdleConnections()
 }
-
-// buffers is a pool of copy buffers.
-type buffers struct{ pool sync.Pool }
-
-func (b *buffers) Get() []byte {
-	if v, ok := b.pool.Get().(*[]byte); ok {
-		return *v
-	}
-	return make([]byte, copyBuffer)
-}
-
-func (b *buffers) Put(v []byte) { b.pool.Put(&v) }

@@ -40,7 +40,7 @@ func (p *byteProxy) newPortProxy() *httputil.ReverseProxy {
 		Rewrite:       rewritePort,
 		Transport:     t,
 		FlushInterval: -1,
-		BufferPool:    &buffers{},
+		BufferPool:    ports.Buffers{},
 		ErrorLog:      log.New(io.Discard, "", 0),
 		ModifyResponse: func(r *http.Response) error {
 			f := r.Request.Context().Value(portCallKey{}).(portCall).Answer
@@ -65,16 +65,7 @@ func rewritePort(r *httputil.ProxyRequest) {
 
 // dress completes the headers for the edge.
 func (c portCall) dress(h http.Header) {
-	ports.ToInside(h)
-	for _, name := range ports.Forwarded {
-		delete(h, name)
-		if v := c.Forwarded[name]; len(v) > 0 {
-			h[name] = v
-		}
-	}
-	if _, ok := h["User-Agent"]; !ok {
-		h["User-Agent"] = nil // or Go's own would be sent
-	}
+	ports.ToInside(h, c.Forwarded)
 	if c.Host != "" {
 		h.Set(ports.Host, c.Host)
 	}
