@@ -126,12 +126,8 @@ func rewrite(r *httputil.ProxyRequest) {
 }
 
 func (p *byteProxy) serve(w http.ResponseWriter, r *http.Request, c byteCall) {
-	p.mu.Lock()
-	down := p.down
-	p.mu.Unlock()
-	ctx, cancel := context.WithCancelCause(r.Context())
-	defer cancel(nil)
-	defer context.AfterFunc(down, func() { cancel(errDown) })()
+	ctx, cancel := p.under(r.Context())
+	defer cancel()
 	// The proxy's error handler gets the outgoing request, whose context also ends with the edge; the caller's own does not.
 	onError, own := c.onError, r
 	c.onError = func(w http.ResponseWriter, _ *http.Request, err error) { onError(w, own, err) }

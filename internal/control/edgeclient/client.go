@@ -150,14 +150,12 @@ func failure(ctx context.Context, err error) error {
 }
 
 func call[Req, Res any](ctx context.Context, c *Client, signed string, req *Req, f func(context.Context, *Req, ...grpc.CallOption) (*Res, error)) (*Res, error) {
-	if err := c.ready(ctx); err != nil {
-		return nil, err
-	}
-	res, err := f(metadata.NewOutgoingContext(ctx, metadata.MD{grant.MetadataKey: {signed}}), req)
-	if err != nil {
-		return nil, failure(ctx, err)
-	}
-	return res, nil
+	var res *Res
+	err := c.Call(ctx, signed, func(ctx context.Context, _ edgev1.EdgeServiceClient) (err error) {
+		res, err = f(ctx, req)
+		return err
+	})
+	return res, err
 }
 
 // GetSandbox passes through.
