@@ -21,11 +21,16 @@ type portKey struct{}
 
 // portRoute finds out whether a request is for a server inside, by its path as it came.
 func portRoute(r *http.Request) (ports.Route, bool) {
+	return ports.Parse(rawPath(r))
+}
+
+// rawPath is a request's path as it came.
+func rawPath(r *http.Request) string {
 	raw, _, _ := strings.Cut(r.RequestURI, "?")
 	if !strings.HasPrefix(raw, "/") { // the absolute form
 		raw = r.URL.EscapedPath()
 	}
-	return ports.Parse(raw)
+	return raw
 }
 
 // credentials takes the platform's key from a request. What else there is in Authorization stays only for a server inside,

@@ -149,11 +149,7 @@ func (s *Server) serveSite(x *exchange, r *http.Request, label string) {
 		x.boundBody(r, noLimit, 0)
 	}
 	s.conceal(r)
-	raw, _, _ := strings.Cut(r.RequestURI, "?")
-	if !strings.HasPrefix(raw, "/") {
-		raw = r.URL.EscapedPath()
-	}
-	target := ports.Route{Sandbox: string(v.id), Port: v.port}.Prefix() + raw
+	target := ports.Route{Sandbox: string(v.id), Port: v.port}.Prefix() + rawPath(r)
 	if query != "" {
 		target += "?" + query
 	}
