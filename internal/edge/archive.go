@@ -69,8 +69,8 @@ func (e *Edge) postArchive(w http.ResponseWriter, r *http.Request, in *instance)
 	}
 	names := bytes.Split(bytes.TrimSuffix(list, []byte{0}), []byte{0})
 	for _, name := range names {
-		if len(name) == 0 || len(name) > maxPathBytes {
-			return sandbox.Errorf(sandbox.InvalidArgument, "invalid_path", "each of the names, which end by a NUL, has 1 to %d bytes", maxPathBytes)
+		if len(name) == 0 || len(name) >= maxPathBytes {
+			return sandbox.Errorf(sandbox.InvalidArgument, "invalid_path", "each of the names, which end by a NUL, has 1 to %d bytes", maxPathBytes-1)
 		}
 	}
 	return e.answerArchive(w, r, in, ArchiveRead{Path: "/", User: in.userOf(r.URL.Query().Get("user")), Names: names})

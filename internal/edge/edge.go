@@ -190,8 +190,10 @@ func (e *Edge) serving() error {
 	case phaseNew:
 		return sandbox.Errorf(sandbox.Unavailable, "edge_recovering", "the node is starting and does not know its sandboxes yet; try again")
 	}
-	return sandbox.Errorf(sandbox.Unavailable, "edge_stopping", "the node is stopping; try again")
+	return errStopping
 }
+
+var errStopping = sandbox.Errorf(sandbox.Unavailable, "edge_stopping", "the node is stopping; try again, its sandboxes go on")
 
 func (e *Edge) outputDir(id sandbox.ID) string {
 	return filepath.Join(e.o.DataDir, "output", string(id))

@@ -108,16 +108,6 @@ func (s *server) statFiles(ctx context.Context, req *dsecv1.StatFilesRequest) (*
 	return res, nil
 }
 
-// guest is the live sandbox of a call by a user.
-func (s *server) guest(ctx context.Context, id string) (*instance, Guest, error) {
-	in, err := s.find(ctx, id)
-	if err != nil {
-		return nil, nil, err
-	}
-	g, err := in.live()
-	return in, g, err
-}
-
 func (s *server) ChangeFiles(ctx context.Context, req *dsecv1.ChangeFilesRequest) (*dsecv1.ChangeFilesResponse, error) {
 	if err := s.changeFiles(ctx, req); err != nil {
 		return nil, s.wire(ctx, "ChangeFiles", err)

@@ -12,14 +12,11 @@ import (
 	"dsec/sandbox"
 )
 
-const maxPathBytes = 4096
+const maxPathBytes = 4096 // with the NUL at its end
 
 func pathOf(r *http.Request) (string, error) {
 	path := r.URL.Query().Get("path")
-	if path == "" || len(path) > maxPathBytes || strings.ContainsRune(path, 0) {
-		return "", sandbox.Errorf(sandbox.InvalidArgument, "invalid_path", "path must be given, with at most %d bytes and no NUL", maxPathBytes)
-	}
-	return path, nil
+	return path, checkFilePath(path)
 }
 
 // A span is a part of a file. length < 0 is to the end; last > 0 is the last bytes, whatever the size.

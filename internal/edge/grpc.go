@@ -73,6 +73,16 @@ func (s *server) find(ctx context.Context, id string) (*instance, error) {
 	return s.e.index.lookup(sandbox.ID(id), g.Project)
 }
 
+// guest is the live sandbox of a call by a user.
+func (s *server) guest(ctx context.Context, id string) (*instance, Guest, error) {
+	in, err := s.find(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := in.live()
+	return in, g, err
+}
+
 // CreateSandboxes makes a batch and sends each result as it is known. What was not told when the stream breaks is rolled
 // back.
 func (s *server) CreateSandboxes(req *edgev1.CreateSandboxesRequest, stream grpc.ServerStreamingServer[edgev1.CreateResult]) error {

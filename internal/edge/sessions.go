@@ -49,11 +49,7 @@ func (e *Edge) createSession(ctx context.Context, in *instance, req *dsecv1.Crea
 }
 
 func (s *server) ListSessions(ctx context.Context, req *dsecv1.ListSessionsRequest) (*dsecv1.ListSessionsResponse, error) {
-	in, err := s.find(ctx, req.GetSandboxId())
-	if err != nil {
-		return nil, s.wire(ctx, "ListSessions", err)
-	}
-	g, err := in.live()
+	_, g, err := s.guest(ctx, req.GetSandboxId())
 	if err != nil {
 		return nil, s.wire(ctx, "ListSessions", err)
 	}
@@ -69,16 +65,12 @@ func (s *server) ListSessions(ctx context.Context, req *dsecv1.ListSessionsReque
 }
 
 func (s *server) DeleteSession(ctx context.Context, req *dsecv1.DeleteSessionRequest) (*dsecv1.DeleteSessionResponse, error) {
-	in, err := s.find(ctx, req.GetSandboxId())
+	in, g, err := s.guest(ctx, req.GetSandboxId())
 	if err != nil {
 		return nil, s.wire(ctx, "DeleteSession", err)
 	}
 	defer s.e.begin(in)()
-	g, err := in.live()
-	if err == nil {
-		err = sandbox.SessionSpec{Name: req.GetName()}.Validate()
-	}
-	if err == nil {
+	if err = (sandbox.SessionSpec{Name: req.GetName()}).Validate(); err == nil {
 		err = g.DeleteSession(ctx, req.GetName())
 	}
 	if err != nil {

@@ -58,7 +58,7 @@ func (s *server) WatchMetrics(req *dsecv1.WatchMetricsRequest, out grpc.ServerSt
 			return grpcerr.ToStatus(ctx.Err())
 		case <-in.gone:
 		case <-s.e.ctx.Done():
-			return grpcerr.ToStatus(sandbox.Errorf(sandbox.Unavailable, "edge_stopping", "the edge is stopping; ask again, the sandbox goes on"))
+			return grpcerr.ToStatus(errStopping)
 		}
 	}
 }
@@ -116,11 +116,7 @@ func (e *Edge) measured(in *instance, made made) (*dsecv1.Metrics, error) {
 }
 
 func (s *server) ListProcesses(ctx context.Context, req *dsecv1.ListProcessesRequest) (*dsecv1.ListProcessesResponse, error) {
-	in, err := s.find(ctx, req.GetSandboxId())
-	if err != nil {
-		return nil, s.wire(ctx, "ListProcesses", err)
-	}
-	g, err := in.live()
+	_, g, err := s.guest(ctx, req.GetSandboxId())
 	if err != nil {
 		return nil, s.wire(ctx, "ListProcesses", err)
 	}
@@ -143,8 +139,7 @@ func (s *server) SignalProcess(ctx context.Context, req *dsecv1.SignalProcessReq
 	if err != nil {
 		return nil, s.wire(ctx, "SignalProcess", err)
 	}
-	err = s.e.signal(ctx, in, req)
-	if err != nil {
+	if err := s.e.signal(ctx, in, req); err != nil {
 		return nil, s.wire(ctx, "SignalProcess", err)
 	}
 	return &dsecv1.SignalProcessResponse{}, nil

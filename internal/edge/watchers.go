@@ -238,7 +238,7 @@ func (e *Edge) feed(ctx context.Context, w *watcher, out grpc.ServerStreamingSer
 			return grpcerr.ToStatus(ctx.Err())
 		case <-e.ctx.Done():
 			quiet.Stop()
-			return grpcerr.ToStatus(sandbox.Errorf(sandbox.Unavailable, "edge_stopping", "the edge is stopping; ask again, the sandboxes go on"))
+			return grpcerr.ToStatus(errStopping)
 		}
 		quiet.Stop()
 	}
