@@ -43,10 +43,7 @@ func (e *Edge) getArchive(w http.ResponseWriter, r *http.Request, in *instance) 
 	if a.Path, err = pathOf(r); err != nil {
 		return err
 	}
-	if a.Content, err = queryBool(r, "content"); err != nil {
-		return err
-	}
-	if a.Follow, err = queryBool(r, "follow"); err != nil {
+	if err := queryBools(r, map[string]*bool{"content": &a.Content, "follow": &a.Follow}); err != nil {
 		return err
 	}
 	return e.answerArchive(w, r, in, a)
@@ -175,12 +172,7 @@ func archiveWriteOf(r *http.Request, in *instance) (a ArchiveWrite, err error) {
 	if a.Path, err = pathOf(r); err != nil {
 		return a, err
 	}
-	for name, to := range map[string]*bool{
+	return a, queryBools(r, map[string]*bool{
 		"keep_owners": &a.KeepOwners, "parents": &a.MakeParents, "no_replace_types": &a.NoReplaceTypes, "now": &a.Now,
-	} {
-		if *to, err = queryBool(r, name); err != nil {
-			return a, err
-		}
-	}
-	return a, nil
+	})
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -137,16 +136,20 @@ func queryInt(r *http.Request, name string, absent int64) (int64, error) {
 	return n, nil
 }
 
-func queryBool(r *http.Request, name string) (bool, error) {
-	s := r.URL.Query().Get(name)
-	if s == "" {
-		return false, nil
+// queryBools reads those of the query; one that is not given stays as it is.
+func queryBools(r *http.Request, wanted map[string]*bool) error {
+	for name, to := range wanted {
+		s := r.URL.Query().Get(name)
+		if s == "" {
+			continue
+		}
+		b, err := strconv.ParseBool(s)
+		if err != nil {
+			return sandbox.Errorf(sandbox.InvalidArgument, "invalid_query", "%s=%q is neither 0 nor 1", name, clip(s))
+		}
+		*to = b
 	}
-	b, err := strconv.ParseBool(s)
-	if err != nil {
-		return false, sandbox.Errorf(sandbox.InvalidArgument, "invalid_query", "%s=%q is neither 0 nor 1", name, clip(s))
-	}
-	return b, nil
+	return nil
 }
 
 // steady moves the connection's deadlines along with its progress.
@@ -166,9 +169,6 @@ func (s *steady) Read(p []byte) (int, error) {
 	_ = s.rc.SetReadDeadline(time.Now().Add(cmp.Or(s.idle, bodyIdle)))
 	return s.r.Read(p)
 }
-
-// blocks are buffers of bodies.
-var blocks = sync.Pool{New: func() any { b := make([]byte, outputBlock); return &b }}
 
 // copyBody copies until src's end. Where it fails the connection is cut.
 func copyBody(dst io.Writer, src io.Reader) error {
@@ -216,12 +216,8 @@ func (e *Edge) putStdin(w http.ResponseWriter, r *http.Request, in *instance) er
 	if err != nil {
 		return err
 	}
-	end, err := queryBool(r, "close")
-	if err != nil {
-		return err
-	}
-	exact, err := queryBool(r, "exact")
-	if err != nil {
+	var end, exact bool
+	if err := queryBools(r, map[string]*bool{"close": &end, "exact": &exact}); err != nil {
 		return err
 	}
 	write := c.WriteStdin
@@ -278,10 +274,7 @@ func fileWriteOf(r *http.Request, in *instance) (FileWrite, error) {
 		}
 		f.Mode = uint32(mode)
 	}
-	if f.MakeParents, err = queryBool(r, "parents"); err != nil {
-		return FileWrite{}, err
-	}
-	if f.Exclusive, err = queryBool(r, "exclusive"); err != nil {
+	if err := queryBools(r, map[string]*bool{"parents": &f.MakeParents, "exclusive": &f.Exclusive}); err != nil {
 		return FileWrite{}, err
 	}
 	if err := inPlaceOf(r, &f); err != nil {
@@ -297,10 +290,7 @@ func fileWriteOf(r *http.Request, in *instance) (FileWrite, error) {
 
 // inPlaceOf reads whether the file itself is written to: at its end, or at an offset.
 func inPlaceOf(r *http.Request, f *FileWrite) (err error) {
-	if f.Append, err = queryBool(r, "append"); err != nil {
-		return err
-	}
-	if f.Truncate, err = queryBool(r, "truncate"); err != nil {
+	if err := queryBools(r, map[string]*bool{"append": &f.Append, "truncate": &f.Truncate}); err != nil {
 		return err
 	}
 	if f.Offset, err = queryInt(r, "offset", 0); err != nil {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"dsec/sandbox"
@@ -25,6 +26,9 @@ const (
 	finalHeader  = "Dsec-Final"
 	offsetHeader = "Dsec-Offset"
 )
+
+// blocks are buffers of output.
+var blocks = sync.Pool{New: func() any { b := make([]byte, outputBlock); return &b }}
 
 var outputStreams = map[string]int{"stdout": 1, "stderr": 2}
 
@@ -66,7 +70,7 @@ func outputQuery(r *http.Request) (q OutputQuery, err error) {
 			*to = &n
 		}
 	}
-	if q.Follow, err = queryBool(r, "follow"); err != nil {
+	if err := queryBools(r, map[string]*bool{"follow": &q.Follow}); err != nil {
 		return q, err
 	}
 	q.Quiet, err = queryQuiet(r)

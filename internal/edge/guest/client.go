@@ -306,8 +306,8 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Archive moves output from memory to files, but for a little, and writes down for the next edge what there is: see Ended. It is for a sandbox that has ended and is still remembered:
-// of these an edge may have ten thousand. Call it after Close.
+// Archive moves output from memory to files, but for a little, and writes down for the next edge what there is: see Ended. It
+// is for a sandbox that has ended and is still remembered: of these an edge may have ten thousand. Call it after Close.
 func (c *Client) Archive() {
 	c.mu.Lock()
 	all := slices.Clone(c.finished) // oldest first
