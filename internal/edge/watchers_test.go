@@ -157,6 +157,7 @@ func TestWatchTellsOfPastEnds(t *testing.T) {
 		run("b")
 		time.Sleep(time.Second)
 		run("a")
+		synctest.Wait() // its end has been noted: a watch that begins meanwhile may be told of it twice
 		s, end := w.watch(w.user(), &dsecv1.WatchSandboxesRequest{Commands: true, CommandsSince: timestamppb.New(cut)}, nil)
 		w.wantSeen(s, string(id)+" b exit 0", string(id)+" a exit 0", string(id)+" STATE_READY", "Synced")
 		end()
