@@ -24,6 +24,15 @@ def platform() -> Iterator[Platform]:
 
 
 @pytest.fixture
+def own() -> Iterator[Platform]:
+    """A platform that the test may kill."""
+    with Platform() as p:
+        p.start()
+        p.make_environments()
+        yield p
+
+
+@pytest.fixture
 def args() -> DSecContainerRunArgs:
     return DSecContainerRunArgs(container_image=IMAGE, memory_limit_mb=256, ttl_running_stop=300)
 

@@ -23,15 +23,6 @@ ARGS = DSecContainerRunArgs(container_image=IMAGE, memory_limit_mb=64, ttl_runni
 COUNTER = "i=0; while :; do i=$((i+1)); echo $i >/tmp/next; mv /tmp/next /tmp/counter; sleep 0.05; done"
 
 
-@pytest.fixture
-def own() -> Iterator[Platform]:
-    """A platform that the test may kill."""
-    with Platform() as p:
-        p.start()
-        p.make_environments()
-        yield p
-
-
 async def count(sandbox) -> int:
     return int(await sandbox.read_file("/tmp/counter"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from platform_under_test import IMAGE, Platform
@@ -161,15 +161,6 @@ async def test_commands_take_turns(new_sandbox):
         assert len(listed) == 11
         await sandbox.run_shell("echo >/tmp/gate")
         assert [(await c.wait()).stdout for c in others] == [f"{n}\n" for n in range(1, 11)]
-
-
-@pytest.fixture
-def own() -> Iterator[Platform]:
-    """A platform that the test may kill."""
-    with Platform() as p:
-        p.start()
-        p.make_environments()
-        yield p
 
 
 @pytest.mark.parametrize("victim", ["edge", "everything"])

@@ -329,15 +329,6 @@ def test_errors_of_streams_are_frames(platform: Platform) -> None:
         assert json.loads(body[5:])["error"]["code"] == code
 
 
-@pytest.fixture
-def own() -> Iterator[Platform]:
-    """A platform that the test may kill."""
-    with Platform() as p:
-        p.start()
-        p.make_environments()
-        yield p
-
-
 async def test_killed_daemons(own: Platform) -> None:
     """kill -9 of the edge and of all in the middle of reading and writing: every byte arrives once. Then output outlives both."""
     config = DSecConfig(own.url, own.key(), retry_seconds=150)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
@@ -298,15 +298,6 @@ async def test_no_output_timeout(new_sandbox: NewSandbox) -> None:
         assert (r.timed_out, r.no_output, r.stdout) == (True, True, "before\r\n")
         r = await s.run_shell("echo before; sleep 600", timeout=2, no_output_timeout=600)
         assert (r.timed_out, r.no_output, r.stdout) == (True, False, "before\n")
-
-
-@pytest.fixture
-def own() -> Iterator[Platform]:
-    """A platform that the test may kill."""
-    with Platform() as p:
-        p.start()
-        p.make_environments()
-        yield p
 
 
 async def test_daemons_killed_at_a_terminal(own: Platform) -> None:

@@ -15,7 +15,6 @@ from .._wire import error_from_failure
 from .api import Api
 
 CHANGE_TIMEOUT = 3600.0
-MAX_CHANGES = 10_000
 
 
 class FileWatch:
