@@ -75,7 +75,7 @@ func (b *files) down(ctx context.Context) error {
 }
 
 func (b *files) cp(ctx context.Context, out io.Writer, from, to string) error {
-	cmd := b.docker.command(ctx, "cp", "-q", from, to)
+	cmd := b.docker.command(ctx, "cp", from, to)
 	var errs strings.Builder
 	cmd.Stdout, cmd.Stderr = out, &errs
 	if err := cmd.Run(); err != nil {
