@@ -102,7 +102,6 @@ var (
 	envName    = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
 	envTag     = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}$`)
 	digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
-	service    = regexp.MustCompile(`^[a-z][a-z0-9-]{0,62}$`)
 )
 
 // Validate is the one check of a request with its defaults filled in, before anything is looked up.
@@ -149,20 +148,7 @@ func (s Spec) Validate() error {
 	if err := s.validateStart(); err != nil {
 		return err
 	}
-	return s.validateNetwork()
-}
-
-func (s Spec) validateNetwork() error {
-	for name, allowed := range s.Network {
-		if !service.MatchString(name) {
-			return Errorf(InvalidArgument, "invalid_spec", "network rule %q is not a service name", clip(name))
-		}
-		if allowed {
-			return Errorf(Unsupported, "network_service_unavailable",
-				"network rule %q: True cannot be granted: this version has no network services, sandboxes have loopback only; set it to False or leave it out", name)
-		}
-	}
-	return nil
+	return validateNetworkRules(s.Network)
 }
 
 // maxEnvString is the kernel's bound of one string of a program's environment: "NAME=VALUE" and its NUL.
