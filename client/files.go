@@ -255,7 +255,7 @@ func (f *Files) put(ctx context.Context, what string, q url.Values, body io.Read
 // List gives what is in a directory, in no order, with paths relative to it; depth 1 = its own entries, -1 = all below. An error ends it: a listing
 // is never silently short.
 func (f *Files) List(ctx context.Context, path string, depth int) iter.Seq2[*dsecv1.FileInfo, error] {
-	req := &dsecv1.ListFilesRequest{SandboxId: f.sb.ID, Path: path, User: f.user, Depth: int32(depth)}
+	req := rawNames(&dsecv1.ListFilesRequest{SandboxId: f.sb.ID, Path: path, User: f.user, Depth: int32(depth)})
 	return func(yield func(*dsecv1.FileInfo, error) bool) {
 		for res, err := range receive(ctx, f.sb.c, f.sb.c.sandboxes.ListFiles, req, 0) {
 			if err != nil {
@@ -274,7 +274,7 @@ func (f *Files) List(ctx context.Context, path string, depth int) iter.Seq2[*dse
 // Stat tells about each path by itself: what is missing is a failure among the results, see FailureError. follow also follows
 // links at the end of a path.
 func (f *Files) Stat(ctx context.Context, follow bool, paths ...string) ([]*dsecv1.StatResult, error) {
-	req := &dsecv1.StatFilesRequest{SandboxId: f.sb.ID, Paths: paths, User: f.user, Follow: follow}
+	req := rawNames(&dsecv1.StatFilesRequest{SandboxId: f.sb.ID, Paths: paths, User: f.user, Follow: follow})
 	res, err := invoke(ctx, f.sb.c, f.sb.c.sandboxes.StatFiles, req)
 	if err == nil && len(res.GetResults()) != len(paths) {
 		err = sandbox.Errorf(sandbox.Internal, "bad_answer", "the platform has answered for %d of %d paths", len(res.GetResults()), len(paths))
@@ -283,15 +283,15 @@ func (f *Files) Stat(ctx context.Context, follow bool, paths ...string) ([]*dsec
 }
 
 // Change makes changes in order and stops at the first that fails; the error's fact "index" says which. They are sent once: an
-// answer that got lost may be to changes that were made.
+// answer that got lost may be to changes that were made. Names in them need not be UTF-8.
 func (f *Files) Change(ctx context.Context, changes ...*dsecv1.FileChange) error {
-	_, err := invokeOnce(ctx, f.sb.c, f.sb.c.sandboxes.ChangeFiles, &dsecv1.ChangeFilesRequest{SandboxId: f.sb.ID, User: f.user, Changes: changes})
+	_, err := invokeOnce(ctx, f.sb.c, f.sb.c.sandboxes.ChangeFiles, rawNames(&dsecv1.ChangeFilesRequest{SandboxId: f.sb.ID, User: f.user, Changes: changes}))
 	return err
 }
 
 // Watch gives what happens below a directory: first `ready`, from which on everything is seen, then events. A lost connection is an
 // error: what happened meanwhile is not known.
 func (f *Files) Watch(ctx context.Context, path string, recursive bool) iter.Seq2[*dsecv1.WatchFilesResponse, error] {
-	req := &dsecv1.WatchFilesRequest{SandboxId: f.sb.ID, Path: path, User: f.user, Recursive: recursive}
+	req := rawNames(&dsecv1.WatchFilesRequest{SandboxId: f.sb.ID, Path: path, User: f.user, Recursive: recursive})
 	return receive(ctx, f.sb.c, f.sb.c.sandboxes.WatchFiles, req, 0)
 }

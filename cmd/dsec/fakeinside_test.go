@@ -104,7 +104,11 @@ func (f *fakePlatform) ListFiles(_ context.Context, r *connect.Request[dsecv1.Li
 
 func (f *fakePlatform) StatFiles(_ context.Context, r *connect.Request[dsecv1.StatFilesRequest]) (*connect.Response[dsecv1.StatFilesResponse], error) {
 	var out dsecv1.StatFilesResponse
-	for _, p := range r.Msg.Paths {
+	paths := r.Msg.Paths
+	for _, p := range r.Msg.RawPaths {
+		paths = append(paths, string(p))
+	}
+	for _, p := range paths {
 		res := &dsecv1.StatResult{File: f.inside.stats[p]}
 		if file, ok := f.files[p]; ok && res.File == nil {
 			mode, _ := strconv.ParseUint(file.mode, 8, 32)

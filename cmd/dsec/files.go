@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,13 +44,15 @@ func userFlag(f *flagSet) *string {
 var filesLsCommand = command{
 	name: "ls", group: groupInside, args: "SANDBOX [DIR]",
 	summary: "list a directory",
-	details: "Sorted by name; with --json in the order in which they come, one line of JSON for each.\n\n  dsec files ls -l s4k2 /src\n  dsec files ls -R --json s4k2 /src",
+	details: "Sorted by name; with -U or --json in the order in which they come, and then there may be millions. What is not text in a name\nis escaped: \\n, \\xff, and \\\\ for a backslash.\n\n  dsec files ls -l s4k2 /src\n  dsec files ls -R --json s4k2 /src",
 	setup: func(f *flagSet) action {
 		contextName, user := contextFlag(f), userFlag(f)
 		long := f.Bool("long", false, "also show type, mode, owner, size and time")
 		f.letter("l", "long")
 		deep := f.Bool("recursive", false, "also all below")
 		f.letter("R", "recursive")
+		unsorted := f.Bool("unsorted", false, "in the order in which they come, at once")
+		f.letter("U", "unsorted")
 		var asJSON bool
 		jsonFlag(f, &asJSON, "print one line of JSON for each")
 		return func(ctx context.Context, c *console, args []string) error {
@@ -63,34 +67,55 @@ var filesLsCommand = command{
 			if *deep {
 				depth = -1
 			}
-			return listFiles(ctx, c, sb.Files(*user), cmp.Or(at(args, 1), "/"), depth, *long, asJSON)
+			l := listing{c: c, long: *long, json: asJSON, sorted: !*unsorted && !asJSON}
+			return l.show(sb.Files(*user).List(ctx, cmp.Or(at(args, 1), "/"), depth))
 		}
 	},
 }
 
-func listFiles(ctx context.Context, c *console, files *client.Files, dir string, depth int, long, asJSON bool) error {
-	var all []*dsecv1.FileInfo
-	for e, err := range files.List(ctx, dir, depth) {
+// A listing is shown sorted, which holds all of it, or as it comes, which holds a few hundred entries.
+type listing struct {
+	c                  *console
+	long, json, sorted bool
+	held               []*dsecv1.FileInfo
+}
+
+// aligned is how many entries that come unsorted are aligned with each other.
+const aligned = 256
+
+func (l *listing) show(entries iter.Seq2[*dsecv1.FileInfo, error]) error {
+	for e, err := range entries {
 		if err != nil {
-			return err
+			return errors.Join(l.flush(), err)
 		}
-		if asJSON {
-			if err := c.printJSON(e); err != nil {
-				return err
-			}
+		l.held = append(l.held, e)
+		if l.sorted || l.long && len(l.held) < aligned {
 			continue
 		}
-		all = append(all, e)
+		if err := l.flush(); err != nil {
+			return err
+		}
 	}
-	if asJSON {
-		return nil
+	return l.flush()
+}
+
+func (l *listing) flush() error {
+	held := l.held
+	l.held = l.held[:0]
+	if l.sorted {
+		slices.SortFunc(held, func(a, b *dsecv1.FileInfo) int { return strings.Compare(pathOf(a), pathOf(b)) })
 	}
-	slices.SortFunc(all, func(a, b *dsecv1.FileInfo) int { return strings.Compare(pathOf(a), pathOf(b)) })
-	if long {
-		return c.printLong(all)
+	if l.long && !l.json && len(held) > 0 {
+		return l.c.printLong(held)
 	}
-	for _, e := range all {
-		if err := c.print("%s\n", printable(pathOf(e))); err != nil {
+	for _, e := range held {
+		var err error
+		if l.json {
+			err = l.c.printJSON(e)
+		} else {
+			err = l.c.print("%s\n", escaped(pathOf(e)))
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -100,9 +125,9 @@ func listFiles(ctx context.Context, c *console, files *client.Files, dir string,
 func (c *console) printLong(all []*dsecv1.FileInfo) error {
 	t := newTable()
 	for _, e := range all {
-		name := pathOf(e)
+		name := escaped(pathOf(e))
 		if to := linkOf(e); to != "" {
-			name += " -> " + to
+			name += " -> " + escaped(to)
 		}
 		t.row(modeText(e), strconv.FormatUint(uint64(e.GetUid()), 10)+":"+strconv.FormatUint(uint64(e.GetGid()), 10),
 			strconv.FormatInt(e.GetSize(), 10), e.GetModifiedAt().AsTime().UTC().Format("2006-01-02 15:04:05"), name)
@@ -257,7 +282,7 @@ func (c *console) printFileEvents(m *dsecv1.WatchFilesResponse, asJSON bool) err
 			if e.GetDirectory() {
 				path += "/"
 			}
-			err = c.print("%-10s  %s\n", kind, printable(path))
+			err = c.print("%-10s  %s\n", kind, escaped(path))
 		}
 		if err != nil {
 			return err

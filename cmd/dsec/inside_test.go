@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dsecv1 "dsec/api/dsec/v1"
@@ -190,11 +191,12 @@ func TestFilesLs(t *testing.T) {
 		{Path: "a\nb\x1b[2J", Type: dsecv1.FileType_FILE_TYPE_DIRECTORY, Mode: 0o1777, Uid: 7, Gid: 8, ModifiedAt: at},
 		{RawPath: []byte("raw\xff"), Type: dsecv1.FileType_FILE_TYPE_SYMLINK, Mode: 0o777, LinkTarget: "to", ModifiedAt: at},
 	}
-	h.want(h.run("files", "ls", "box", "/x"), "a b [2J\nraw\ufffd\nü n.txt\n", "", 0)
-	h.want(h.run("files", "ls", "-l", "box"), `drwxrwxrwt   7:8   0    2026-03-01 12:00:00   a b [2J
-lrwxrwxrwx   0:0   0    2026-03-01 12:00:00   raw`+"\ufffd"+` -> to
+	h.want(h.run("files", "ls", "box", "/x"), "a\\nb\\x1b[2J\nraw\\xff\nü n.txt\n", "", 0)
+	h.want(h.run("files", "ls", "-l", "box"), `drwxrwxrwt   7:8   0    2026-03-01 12:00:00   a\nb\x1b[2J
+lrwxrwxrwx   0:0   0    2026-03-01 12:00:00   raw\xff -> to
 -rwsr-xr-x   0:0   12   2026-03-01 12:00:00   ü n.txt
 `, "", 0)
+	h.want(h.run("files", "ls", "-U", "box", "/x"), "ü n.txt\na\\nb\\x1b[2J\nraw\\xff\n", "", 0)
 	got := h.run("files", "ls", "--json", "box")
 	var e struct{ Path string }
 	lines := strings.Split(got.stdout, "\n")
@@ -214,6 +216,41 @@ func TestFilesStat(t *testing.T) {
 	}
 	if got := h.run("files", "stat", "--json", "box", "/a"); got.code != 0 || !strings.Contains(got.stdout, `"mode":384`) {
 		t.Fatalf("%+v", got)
+	}
+}
+
+func TestNamesThatAreNotText(t *testing.T) {
+	h := newHarness(t)
+	named(h)
+	bad := "/b\xff"
+	for _, args := range [][]string{
+		{"mkdir", "box", "/text", bad}, {"mv", "box", bad, "/d/"}, {"cp", "box", "/a", bad}, {"rm", "box", bad}, {"chmod", "box", "644", bad},
+		{"chown", "box", "0", bad}, {"ln", "-s", "box", bad, bad},
+	} {
+		h.want(h.run(append([]string{"files"}, args...)...), "", "", 0)
+	}
+	raw := []byte(bad)
+	for i, want := range []*dsecv1.FileChange{
+		{Change: &dsecv1.FileChange_MakeDirectory{MakeDirectory: &dsecv1.MakeDirectory{Path: "/text", Mode: 0o755}}},
+		{Change: &dsecv1.FileChange_MakeDirectory{MakeDirectory: &dsecv1.MakeDirectory{RawPath: raw, Mode: 0o755}}},
+		{Change: &dsecv1.FileChange_Move{Move: &dsecv1.MoveFile{RawFrom: raw, RawTo: []byte("/d" + bad)}}},
+		{Change: &dsecv1.FileChange_Copy{Copy: &dsecv1.CopyFile{From: "/a", RawTo: raw}}},
+		{Change: &dsecv1.FileChange_Remove{Remove: &dsecv1.RemoveFile{RawPath: raw}}},
+		{Change: &dsecv1.FileChange_SetMode{SetMode: &dsecv1.SetMode{RawPath: raw, Mode: 0o644}}},
+		{Change: &dsecv1.FileChange_SetOwner{SetOwner: &dsecv1.SetOwner{RawPath: raw, Owner: "0"}}},
+		{Change: &dsecv1.FileChange_MakeLink{MakeLink: &dsecv1.MakeLink{RawTarget: raw, RawPath: raw}}},
+	} {
+		if got := h.f.inside.changes[i]; !proto.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+	h.f.inside.stats = map[string]*dsecv1.FileInfo{bad: {RawPath: raw, Type: dsecv1.FileType_FILE_TYPE_REGULAR}, "/a": {Path: "/a", Type: dsecv1.FileType_FILE_TYPE_FIFO}}
+	if got := h.run("files", "stat", "box", bad, "/a"); got.code != 0 || !strings.Contains(got.stdout, `/b\xff`) || !strings.Contains(got.stdout, "/a") {
+		t.Errorf("%+v", got)
+	}
+	h.f.inside.events = []*dsecv1.WatchFilesResponse{{Ready: true}, {Events: []*dsecv1.FileEvent{{RawPath: []byte("x\xff\n"), Kind: dsecv1.FileEventKind_FILE_EVENT_KIND_CREATED}}}}
+	if got := h.run("files", "watch", "box", bad); !strings.Contains(got.stdout, `created     x\xff\n`) {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -256,7 +293,7 @@ func TestFilesWatch(t *testing.T) {
 		{Overflow: true},
 	}
 	got := h.run("files", "watch", "box", "/x")
-	if got.code != 0 || got.stdout != "created     a b\nmoved to    d/\n" || !strings.Contains(got.stderr, "events were lost") {
+	if got.code != 0 || got.stdout != "created     a\\nb\nmoved to    d/\n" || !strings.Contains(got.stderr, "events were lost") {
 		t.Fatalf("%+v", got)
 	}
 	if got := h.run("files", "watch", "--json", "box", "/x"); !strings.HasPrefix(got.stdout, "{\"ready\":true}\n{\"path\":\"a\\nb\"") {

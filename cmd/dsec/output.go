@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -101,6 +102,12 @@ func printable(s string) string {
 		}
 		return r
 	}, s)
+}
+
+// escaped shows the name of a file so that no two look the same, whatever their bytes are: \n, \xff, and \\ for a backslash.
+func escaped(name string) string {
+	quoted := strconv.Quote(name)
+	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
 }
 
 // clipText shortens foreign text.

@@ -48,9 +48,9 @@ func (s *Server) changeFiles(ctx context.Context, req *aetherv1.ChangeFiles) (*a
 				return errCanceled
 			}
 			if err := c.change(ch); err != nil {
-				p := ch.Path
-				if ch.To != "" && ch.Kind != aetherv1.ChangeKind_CHANGE_KIND_MAKE_LINK {
-					p = ch.To
+				p := string(ch.Path)
+				if len(ch.To) != 0 && ch.Kind != aetherv1.ChangeKind_CHANGE_KIND_MAKE_LINK {
+					p = string(ch.To)
 				}
 				result.Error = asDiskFailure(doing(ch), err, p).proto()
 				return nil
@@ -79,7 +79,7 @@ var verbs = map[aetherv1.ChangeKind]string{
 	aetherv1.ChangeKind_CHANGE_KIND_MAKE_LINK: "make link ",
 }
 
-func doing(ch *aetherv1.Change) string { return verbs[ch.Kind] + clip(ch.Path, 256) }
+func doing(ch *aetherv1.Change) string { return verbs[ch.Kind] + clip(string(ch.Path), 256) }
 
 func (c *changer) change(ch *aetherv1.Change) error {
 	switch ch.Kind {
@@ -173,7 +173,7 @@ func (c *changer) checkPlace(dir int) error {
 
 func (c *changer) makeDirectory(ch *aetherv1.Change) error {
 	if ch.Recursive {
-		p, err := checkPath(ch.Path)
+		p, err := checkPath(string(ch.Path))
 		if err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func (c *changer) makeDirectory(ch *aetherv1.Change) error {
 			return err
 		}
 	}
-	to, err := openPlace(ch.Path)
+	to, err := openPlace(string(ch.Path))
 	if err != nil {
 		return err
 	}
@@ -223,7 +223,7 @@ func changeMode(p place, mode uint32) error {
 }
 
 func (c *changer) makeLink(ch *aetherv1.Change) error {
-	to, err := openPlace(ch.Path)
+	to, err := openPlace(string(ch.Path))
 	if err != nil {
 		return err
 	}
@@ -232,12 +232,12 @@ func (c *changer) makeLink(ch *aetherv1.Change) error {
 		return err
 	}
 	if !ch.Hard {
-		if ch.To == "" || len(ch.To) >= maxPath || strings.ContainsRune(ch.To, 0) {
+		if len(ch.To) == 0 || len(ch.To) >= maxPath || strings.ContainsRune(string(ch.To), 0) {
 			return failf(aetherv1.Code_CODE_INVALID, "the target of a link has 1 to %d bytes without NUL", maxPath-1)
 		}
-		return unix.Symlinkat(ch.To, to.dir, to.name)
+		return unix.Symlinkat(string(ch.To), to.dir, to.name)
 	}
-	from, err := openPlace(ch.To)
+	from, err := openPlace(string(ch.To))
 	if err != nil {
 		return err
 	}
@@ -246,14 +246,14 @@ func (c *changer) makeLink(ch *aetherv1.Change) error {
 }
 
 func (c *changer) move(ch *aetherv1.Change) error {
-	from, err := openPlace(ch.Path)
+	from, err := openPlace(string(ch.Path))
 	if err != nil {
 		return err
 	}
 	defer from.close()
-	to, err := openPlace(ch.To)
+	to, err := openPlace(string(ch.To))
 	if err != nil {
-		return asFailure("move to "+clip(ch.To, 256), err)
+		return asFailure("move to "+clip(string(ch.To), 256), err)
 	}
 	defer to.close()
 	var flags uint

@@ -28,14 +28,14 @@ type copier struct {
 // copy copies ch.Path to ch.To. Without recursive a link is followed, as when a file is read; else it is copied. A file gets its
 // new name when it is complete, a directory too, unless there is one by that name: then it is merged into that one.
 func (c *changer) copy(ch *aetherv1.Change) error {
-	from, err := refTo(ch.Path, ch.Recursive)
+	from, err := refTo(string(ch.Path), ch.Recursive)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(from)
-	to, err := openPlace(ch.To)
+	to, err := openPlace(string(ch.To))
 	if err != nil {
-		return asFailure("copy to "+clip(ch.To, 256), err)
+		return asFailure("copy to "+clip(string(ch.To), 256), err)
 	}
 	defer to.close()
 	var st unix.Stat_t
@@ -44,7 +44,7 @@ func (c *changer) copy(ch *aetherv1.Change) error {
 	}
 	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
 	if isDir && !ch.Recursive {
-		return failf(aetherv1.Code_CODE_IS_DIRECTORY, "%s is a directory; ask for it to be copied recursively", clip(ch.Path, 256))
+		return failf(aetherv1.Code_CODE_IS_DIRECTORY, "%s is a directory; ask for it to be copied recursively", clip(string(ch.Path), 256))
 	}
 	var flags uint
 	there, err := to.stat()
@@ -53,11 +53,11 @@ func (c *changer) copy(ch *aetherv1.Change) error {
 		return unix.EEXIST
 	case err == nil && isDir:
 		if there.Mode&unix.S_IFMT != unix.S_IFDIR {
-			return failf(aetherv1.Code_CODE_NOT_DIRECTORY, "%s is there and not a directory", clip(ch.To, 256))
+			return failf(aetherv1.Code_CODE_NOT_DIRECTORY, "%s is there and not a directory", clip(string(ch.To), 256))
 		}
 		return c.copyRef(from, &st, to, true)
 	case err == nil && there.Mode&unix.S_IFMT == unix.S_IFDIR:
-		return failf(aetherv1.Code_CODE_IS_DIRECTORY, "%s is a directory; give the whole new name", clip(ch.To, 256))
+		return failf(aetherv1.Code_CODE_IS_DIRECTORY, "%s is a directory; give the whole new name", clip(string(ch.To), 256))
 	case ch.Exclusive:
 		flags = unix.RENAME_NOREPLACE
 	}

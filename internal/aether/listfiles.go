@@ -34,8 +34,8 @@ func (s *Server) statFiles(ctx context.Context, req *aetherv1.StatFiles) (*aethe
 				return errCanceled
 			}
 			r := new(aetherv1.StatResult)
-			if entry, err := statOne(p, req.Follow); err != nil {
-				r.Error = asFailure("stat "+clip(p, 256), err).proto()
+			if entry, err := statOne(string(p), req.Follow); err != nil {
+				r.Error = asFailure("stat "+clip(string(p), 256), err).proto()
 			} else {
 				r.File = entry
 			}
@@ -121,9 +121,9 @@ func (b *byteStream) listFiles(req *aetherv1.ListFiles) (*aetherv1.Done, error) 
 		return nil, err
 	}
 	defer func() { <-b.s.srv.lists }()
-	err = asUser(acc, func() error { return l.run(b, req.Path) })
+	err = asUser(acc, func() error { return l.run(b, string(req.Path)) })
 	if err != nil && !errors.Is(err, errCanceled) {
-		err = asFailure("list "+clip(req.Path, 256), err)
+		err = asFailure("list "+clip(string(req.Path), 256), err)
 	}
 	return &aetherv1.Done{Entries: l.sent}, err
 }

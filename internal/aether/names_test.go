@@ -54,7 +54,7 @@ func TestPackedPathsAreNotKept(t *testing.T) {
 	top := deepTree(t, depth)
 	before, most, sent := heap(), uint64(0), 0
 	of := new(names)
-	done, err := packTree(context.Background(), &aetherv1.ReadArchive{Path: top, Content: true}, writeFunc(func(p []byte) (int, error) {
+	done, err := packTree(context.Background(), &aetherv1.ReadArchive{Path: []byte(top), Content: true}, writeFunc(func(p []byte) (int, error) {
 		if sent += len(p); sent > depth*depth*250/2 { // near the bottom, where one path is 128 KiB
 			most = max(most, heap())
 		}
@@ -114,7 +114,7 @@ func TestNestedAttributesAreBounded(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	u, err := newUnpacker(&aetherv1.WriteArchive{Path: t.TempDir()}, account{uid: uint32(os.Geteuid()), gid: uint32(os.Getegid())}, false)
+	u, err := newUnpacker(&aetherv1.WriteArchive{Path: []byte(t.TempDir())}, account{uid: uint32(os.Geteuid()), gid: uint32(os.Getegid())}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestRememberedEventsAreBounded(t *testing.T) {
 func TestNamesOfArchivesAreHeld(t *testing.T) {
 	of := new(names)
 	of.held.Store(maxNamesHeld - 100)
-	r := &aetherv1.ReadArchive{Path: "/", Names: [][]byte{[]byte("a"), []byte("b"), []byte("c"), []byte("d")}}
+	r := &aetherv1.ReadArchive{Path: []byte("/"), Names: [][]byte{[]byte("a"), []byte("b"), []byte("c"), []byte("d")}}
 	if _, err := packTree(context.Background(), r, io.Discard, func() { t.Error("opened") }, of); !errors.Is(err, errNames) || of.held.Load() != maxNamesHeld-100 {
 		t.Error(err, of.held.Load())
 	}

@@ -32,7 +32,7 @@ func (b *byteStream) readArchive(r *aetherv1.ReadArchive) (*aetherv1.Done, error
 	if err != nil {
 		return nil, err
 	}
-	if _, err := checkPath(r.Path); err != nil {
+	if _, err := checkPath(string(r.Path)); err != nil {
 		return nil, err
 	}
 	var done *aetherv1.Done
@@ -106,8 +106,8 @@ func packTree(ctx context.Context, r *aetherv1.ReadArchive, w io.Writer, opened 
 
 // start opens what is to be packed. A symbolic link is packed as one, unless its directory's content is asked for.
 func (p *packer) start(r *aetherv1.ReadArchive, opened func()) error {
-	name := clip(r.Path, 256)
-	full, err := checkPath(r.Path)
+	name := clip(string(r.Path), 256)
+	full, err := checkPath(string(r.Path))
 	if err != nil {
 		return err
 	}

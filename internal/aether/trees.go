@@ -14,7 +14,7 @@ import (
 const maxTries = 8
 
 func (c *changer) remove(ch *aetherv1.Change) error {
-	p, err := openPlace(ch.Path)
+	p, err := openPlace(string(ch.Path))
 	if err != nil {
 		if ch.MissingOk && errors.Is(err, unix.ENOENT) {
 			return nil
@@ -109,7 +109,7 @@ func (c *changer) setMode(ch *aetherv1.Change) error {
 	if ch.Mode > 0o7777 {
 		return failf(aetherv1.Code_CODE_INVALID, "mode %o is not one of permissions", ch.Mode)
 	}
-	fd, err := refTo(ch.Path, ch.Recursive)
+	fd, err := refTo(string(ch.Path), ch.Recursive)
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (c *changer) setOwner(ch *aetherv1.Change) error {
 	if strings.Contains(ch.Owner, ":") {
 		gid = int(owner.gid)
 	}
-	fd, err := refTo(ch.Path, ch.Recursive)
+	fd, err := refTo(string(ch.Path), ch.Recursive)
 	if err != nil {
 		return err
 	}

@@ -54,8 +54,8 @@ type openDir struct {
 }
 
 func newUnpacker(r *aetherv1.WriteArchive, acc account, charged bool) (*unpacker, error) {
-	name := clip(r.Path, 256)
-	p, err := checkPath(r.Path)
+	name := clip(string(r.Path), 256)
+	p, err := checkPath(string(r.Path))
 	if err != nil {
 		return nil, err
 	}

@@ -70,7 +70,7 @@ var errGone = failf(aetherv1.Code_CODE_NOT_FOUND, "the watched directory is gone
 
 func (b *byteStream) watchFiles(req *aetherv1.WatchFiles) (*aetherv1.Done, error) {
 	srv := b.s.srv
-	top, err := checkPath(req.Path)
+	top, err := checkPath(string(req.Path))
 	if err != nil {
 		return nil, err
 	}
@@ -94,11 +94,11 @@ func (b *byteStream) watchFiles(req *aetherv1.WatchFiles) (*aetherv1.Done, error
 	defer w.close()
 	defer context.AfterFunc(b.ctx, func() { _ = w.file.Close() })() // ends the read that waits
 	if err := w.start(); err != nil && b.ctx.Err() == nil {
-		return nil, asFailure("watch "+clip(req.Path, 256), err)
+		return nil, asFailure("watch "+clip(string(req.Path), 256), err)
 	}
 	b.accept()
 	if err = w.run(); !errors.Is(err, errCanceled) {
-		err = asFailure("watch "+clip(req.Path, 256), err)
+		err = asFailure("watch "+clip(string(req.Path), 256), err)
 	}
 	return nil, err
 }

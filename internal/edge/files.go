@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -31,11 +32,44 @@ const (
 	watchAlive = 15 * time.Second
 )
 
-func checkFilePath(p string) error {
-	if p == "" || len(p) >= maxPathBytes || strings.ContainsRune(p, 0) {
-		return sandbox.Errorf(sandbox.InvalidArgument, "invalid_path", "a path must have 1 to %d bytes and no NUL", maxPathBytes-1)
+// filePath is the path that a request gives, as text or raw.
+func filePath(text string, raw []byte) (string, error) {
+	if text != "" && len(raw) > 0 {
+		return "", sandbox.Errorf(sandbox.InvalidArgument, "invalid_path", "a path is given twice, as text and raw")
 	}
-	return nil
+	p := text + string(raw)
+	if p == "" || len(p) >= maxPathBytes || strings.ContainsRune(p, 0) {
+		return "", sandbox.Errorf(sandbox.InvalidArgument, "invalid_path", "a path must have 1 to %d bytes and no NUL", maxPathBytes-1)
+	}
+	return p, nil
+}
+
+// filePaths are the paths of a request about many.
+func filePaths(req *dsecv1.StatFilesRequest) ([]string, error) {
+	n := len(req.GetPaths()) + len(req.GetRawPaths())
+	if n > maxPaths {
+		return nil, sandbox.Errorf(sandbox.InvalidArgument, "too_many_paths", "%d paths; at most %d in one request", n, maxPaths)
+	}
+	if len(req.GetPaths()) > 0 && len(req.GetRawPaths()) > 0 {
+		return nil, sandbox.Errorf(sandbox.InvalidArgument, "invalid_path", "paths are given as text or raw, not some so and some so")
+	}
+	paths := make([]string, 0, n)
+	add := func(text string, raw []byte) error {
+		p, err := filePath(text, raw)
+		paths = append(paths, p)
+		return err
+	}
+	for _, p := range req.GetPaths() {
+		if err := add(p, nil); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range req.GetRawPaths() {
+		if err := add("", p); err != nil {
+			return nil, err
+		}
+	}
+	return paths, nil
 }
 
 var fileTypes = map[uint32]dsecv1.FileType{
@@ -76,15 +110,11 @@ func (s *server) statFiles(ctx context.Context, req *dsecv1.StatFilesRequest) (*
 		return nil, err
 	}
 	defer s.e.begin(in)()
-	if n := len(req.GetPaths()); n > maxPaths {
-		return nil, sandbox.Errorf(sandbox.InvalidArgument, "too_many_paths", "%d paths; at most %d in one request", n, maxPaths)
+	paths, err := filePaths(req)
+	if err != nil {
+		return nil, err
 	}
-	for _, p := range req.GetPaths() {
-		if err := checkFilePath(p); err != nil {
-			return nil, err
-		}
-	}
-	stats, err := g.StatFiles(ctx, in.userOf(req.GetUser()), req.GetPaths(), req.GetFollow())
+	stats, err := g.StatFiles(ctx, in.userOf(req.GetUser()), paths, req.GetFollow())
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +126,7 @@ func (s *server) statFiles(ctx context.Context, req *dsecv1.StatFilesRequest) (*
 			r.Failure = grpcerr.ToFailure(st.Err)
 			size += len(r.Failure.GetMessage()) + 64
 		} else {
-			st.Entry.Path = []byte(path.Join("/", req.GetPaths()[i]))
+			st.Entry.Path = []byte(path.Join("/", paths[i]))
 			r.File = fileInfoOf(st.Entry)
 			size += len(st.Entry.Path) + len(st.Entry.LinkTarget) + 128
 		}
@@ -135,25 +165,34 @@ func (s *server) changeFiles(ctx context.Context, req *dsecv1.ChangeFilesRequest
 
 func changeOf(m *dsecv1.FileChange) (FileChange, error) {
 	var c FileChange
-	paths := 1
+	var err, errTo error
 	switch m := m.GetChange().(type) {
 	case *dsecv1.FileChange_MakeDirectory:
-		c = FileChange{Kind: guest.MakeDirectory, Path: m.MakeDirectory.GetPath(), Mode: m.MakeDirectory.GetMode(), Recursive: m.MakeDirectory.GetParents()}
+		d := m.MakeDirectory
+		c = FileChange{Kind: guest.MakeDirectory, Mode: d.GetMode(), Recursive: d.GetParents()}
+		c.Path, err = filePath(d.GetPath(), d.GetRawPath())
 	case *dsecv1.FileChange_Move:
-		c = FileChange{Kind: guest.MoveFile, Path: m.Move.GetFrom(), To: m.Move.GetTo(), Exclusive: m.Move.GetExclusive()}
-		paths = 2
+		c = FileChange{Kind: guest.MoveFile, Exclusive: m.Move.GetExclusive()}
+		c.Path, err = filePath(m.Move.GetFrom(), m.Move.GetRawFrom())
+		c.To, errTo = filePath(m.Move.GetTo(), m.Move.GetRawTo())
 	case *dsecv1.FileChange_Copy:
-		c = FileChange{Kind: guest.CopyFile, Path: m.Copy.GetFrom(), To: m.Copy.GetTo(), Recursive: m.Copy.GetRecursive(), Exclusive: m.Copy.GetExclusive()}
-		paths = 2
+		c = FileChange{Kind: guest.CopyFile, Recursive: m.Copy.GetRecursive(), Exclusive: m.Copy.GetExclusive()}
+		c.Path, err = filePath(m.Copy.GetFrom(), m.Copy.GetRawFrom())
+		c.To, errTo = filePath(m.Copy.GetTo(), m.Copy.GetRawTo())
 	case *dsecv1.FileChange_Remove:
-		c = FileChange{Kind: guest.RemoveFile, Path: m.Remove.GetPath(), Recursive: m.Remove.GetRecursive(), MissingOK: m.Remove.GetMissingOk()}
+		c = FileChange{Kind: guest.RemoveFile, Recursive: m.Remove.GetRecursive(), MissingOK: m.Remove.GetMissingOk()}
+		c.Path, err = filePath(m.Remove.GetPath(), m.Remove.GetRawPath())
 	case *dsecv1.FileChange_SetMode:
-		c = FileChange{Kind: guest.SetMode, Path: m.SetMode.GetPath(), Mode: m.SetMode.GetMode(), Recursive: m.SetMode.GetRecursive()}
+		c = FileChange{Kind: guest.SetMode, Mode: m.SetMode.GetMode(), Recursive: m.SetMode.GetRecursive()}
+		c.Path, err = filePath(m.SetMode.GetPath(), m.SetMode.GetRawPath())
 	case *dsecv1.FileChange_SetOwner:
-		c = FileChange{Kind: guest.SetOwner, Path: m.SetOwner.GetPath(), Owner: m.SetOwner.GetOwner(), Recursive: m.SetOwner.GetRecursive()}
+		c = FileChange{Kind: guest.SetOwner, Owner: m.SetOwner.GetOwner(), Recursive: m.SetOwner.GetRecursive()}
+		c.Path, err = filePath(m.SetOwner.GetPath(), m.SetOwner.GetRawPath())
 	case *dsecv1.FileChange_MakeLink:
-		c = FileChange{Kind: guest.MakeLink, Path: m.MakeLink.GetPath(), To: m.MakeLink.GetTarget(), Hard: m.MakeLink.GetHard()}
-		paths = 2
+		l := m.MakeLink
+		c = FileChange{Kind: guest.MakeLink, Hard: l.GetHard()}
+		c.Path, err = filePath(l.GetPath(), l.GetRawPath())
+		c.To, errTo = filePath(l.GetTarget(), l.GetRawTarget())
 	default:
 		return c, sandbox.Errorf(sandbox.InvalidArgument, "invalid_change", "a change without a kind")
 	}
@@ -163,12 +202,7 @@ func changeOf(m *dsecv1.FileChange) (FileChange, error) {
 	if len(c.Owner) > 256 || (c.Kind == guest.SetOwner && c.Owner == "") {
 		return c, sandbox.Errorf(sandbox.InvalidArgument, "invalid_owner", "an owner has 1 to 256 bytes: a name, a uid, or user:group")
 	}
-	for _, p := range []string{c.Path, c.To}[:paths] {
-		if err := checkFilePath(p); err != nil {
-			return c, err
-		}
-	}
-	return c, nil
+	return c, cmp.Or(err, errTo)
 }
 
 func (s *server) ListFiles(req *dsecv1.ListFilesRequest, stream grpc.ServerStreamingServer[dsecv1.ListFilesResponse]) error {
@@ -184,12 +218,13 @@ func (s *server) listFiles(req *dsecv1.ListFilesRequest, stream grpc.ServerStrea
 	if req.GetDepth() < -1 {
 		return sandbox.Errorf(sandbox.InvalidArgument, "invalid_depth", "depth %d; it is -1 for all below, or how many levels", req.GetDepth())
 	}
-	if err := checkFilePath(req.GetPath()); err != nil {
+	dir, err := filePath(req.GetPath(), req.GetRawPath())
+	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
-	list, err := g.ListFiles(ctx, req.GetPath(), in.userOf(req.GetUser()), int(max(req.GetDepth(), -1)))
+	list, err := g.ListFiles(ctx, dir, in.userOf(req.GetUser()), int(max(req.GetDepth(), -1)))
 	if err != nil {
 		return err
 	}
@@ -231,13 +266,14 @@ func (s *server) watchFiles(req *dsecv1.WatchFilesRequest, stream grpc.ServerStr
 	if err != nil {
 		return err
 	}
-	if err := checkFilePath(req.GetPath()); err != nil {
+	dir, err := filePath(req.GetPath(), req.GetRawPath())
+	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	end := s.e.begin(in) // to begin is activity, to look on is none: a watch that was forgotten keeps no sandbox
-	watch, err := g.WatchFiles(ctx, req.GetPath(), in.userOf(req.GetUser()), req.GetRecursive())
+	watch, err := g.WatchFiles(ctx, dir, in.userOf(req.GetUser()), req.GetRecursive())
 	end()
 	if err != nil {
 		return err

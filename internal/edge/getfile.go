@@ -16,7 +16,7 @@ const maxPathBytes = 4096 // with the NUL at its end
 
 func pathOf(r *http.Request) (string, error) {
 	path := r.URL.Query().Get("path")
-	return path, checkFilePath(path)
+	return filePath(path, nil)
 }
 
 // A span is a part of a file. length < 0 is to the end; last > 0 is the last bytes, whatever the size.

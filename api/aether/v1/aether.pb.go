@@ -2470,9 +2470,10 @@ func (x *FileEntry) GetInode() uint64 {
 	return 0
 }
 
+// Paths and names are bytes wherever they are of files: they need not be UTF-8.
 type StatFiles struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Paths         []string               `protobuf:"bytes,1,rep,name=paths,proto3" json:"paths,omitempty"`
+	Paths         [][]byte               `protobuf:"bytes,1,rep,name=paths,proto3" json:"paths,omitempty"`
 	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
 	Follow        bool                   `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2509,7 +2510,7 @@ func (*StatFiles) Descriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{27}
 }
 
-func (x *StatFiles) GetPaths() []string {
+func (x *StatFiles) GetPaths() [][]byte {
 	if x != nil {
 		return x.Paths
 	}
@@ -2628,7 +2629,7 @@ func (x *StatResult) GetError() *Error {
 
 type ListFiles struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
 	Depth         int32                  `protobuf:"varint,3,opt,name=depth,proto3" json:"depth,omitempty"` // 1 = its own entries, -1 = all below
 	unknownFields protoimpl.UnknownFields
@@ -2665,11 +2666,11 @@ func (*ListFiles) Descriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{30}
 }
 
-func (x *ListFiles) GetPath() string {
+func (x *ListFiles) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *ListFiles) GetUser() string {
@@ -2688,7 +2689,7 @@ func (x *ListFiles) GetDepth() int32 {
 
 type WatchFiles struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
 	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2725,11 +2726,11 @@ func (*WatchFiles) Descriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{31}
 }
 
-func (x *WatchFiles) GetPath() string {
+func (x *WatchFiles) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *WatchFiles) GetUser() string {
@@ -2869,8 +2870,8 @@ func (x *ChangeFiles) GetChanges() []*Change {
 type Change struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          ChangeKind             `protobuf:"varint,1,opt,name=kind,proto3,enum=aether.v1.ChangeKind" json:"kind,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	To            string                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"` // of a move or copy; the target of a link
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	To            []byte                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"` // of a move or copy; the target of a link
 	Mode          uint32                 `protobuf:"varint,4,opt,name=mode,proto3" json:"mode,omitempty"`
 	Owner         string                 `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
 	Recursive     bool                   `protobuf:"varint,6,opt,name=recursive,proto3" json:"recursive,omitempty"` // make a directory: with parents
@@ -2918,18 +2919,18 @@ func (x *Change) GetKind() ChangeKind {
 	return ChangeKind_CHANGE_KIND_UNSPECIFIED
 }
 
-func (x *Change) GetPath() string {
+func (x *Change) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
-func (x *Change) GetTo() string {
+func (x *Change) GetTo() []byte {
 	if x != nil {
 		return x.To
 	}
-	return ""
+	return nil
 }
 
 func (x *Change) GetMode() uint32 {
@@ -3028,7 +3029,7 @@ func (x *ChangeResult) GetError() *Error {
 
 type ReadArchive struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
-	Path    string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // a directory, or one file
+	Path    []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // a directory, or one file
 	User    string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
 	Content bool                   `protobuf:"varint,3,opt,name=content,proto3" json:"content,omitempty"` // of a directory: its entries without itself
 	// Instead: the regular files of these names, each under its name, links followed; relative ones are below path.
@@ -3068,11 +3069,11 @@ func (*ReadArchive) Descriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{36}
 }
 
-func (x *ReadArchive) GetPath() string {
+func (x *ReadArchive) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *ReadArchive) GetUser() string {
@@ -3105,7 +3106,7 @@ func (x *ReadArchive) GetFollow() bool {
 
 type WriteArchive struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
-	Path           string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // the directory into which it goes; entries cannot leave it
+	Path           []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // the directory into which it goes; entries cannot leave it
 	User           string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"` // owner of what it makes, unless keep_owners
 	KeepOwners     bool                   `protobuf:"varint,3,opt,name=keep_owners,json=keepOwners,proto3" json:"keep_owners,omitempty"`
 	MakeParents    bool                   `protobuf:"varint,4,opt,name=make_parents,json=makeParents,proto3" json:"make_parents,omitempty"`
@@ -3145,11 +3146,11 @@ func (*WriteArchive) Descriptor() ([]byte, []int) {
 	return file_aether_v1_aether_proto_rawDescGZIP(), []int{37}
 }
 
-func (x *WriteArchive) GetPath() string {
+func (x *WriteArchive) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *WriteArchive) GetUser() string {
@@ -3744,7 +3745,7 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x05inode\x18\n" +
 	" \x01(\x04R\x05inode\"M\n" +
 	"\tStatFiles\x12\x14\n" +
-	"\x05paths\x18\x01 \x03(\tR\x05paths\x12\x12\n" +
+	"\x05paths\x18\x01 \x03(\fR\x05paths\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x16\n" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\">\n" +
 	"\vStatResults\x12/\n" +
@@ -3754,12 +3755,12 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x04file\x18\x01 \x01(\v2\x14.aether.v1.FileEntryR\x04file\x12&\n" +
 	"\x05error\x18\x02 \x01(\v2\x10.aether.v1.ErrorR\x05error\"I\n" +
 	"\tListFiles\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x14\n" +
 	"\x05depth\x18\x03 \x01(\x05R\x05depth\"R\n" +
 	"\n" +
 	"WatchFiles\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x1c\n" +
 	"\trecursive\x18\x03 \x01(\bR\trecursive\"m\n" +
 	"\tFileEvent\x12\x12\n" +
@@ -3772,8 +3773,8 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\achanges\x18\x02 \x03(\v2\x11.aether.v1.ChangeR\achanges\"\xf0\x01\n" +
 	"\x06Change\x12)\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x15.aether.v1.ChangeKindR\x04kind\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\x12\x0e\n" +
-	"\x02to\x18\x03 \x01(\tR\x02to\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\fR\x02to\x12\x12\n" +
 	"\x04mode\x18\x04 \x01(\rR\x04mode\x12\x14\n" +
 	"\x05owner\x18\x05 \x01(\tR\x05owner\x12\x1c\n" +
 	"\trecursive\x18\x06 \x01(\bR\trecursive\x12\x1c\n" +
@@ -3785,13 +3786,13 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\x04done\x18\x01 \x01(\rR\x04done\x12&\n" +
 	"\x05error\x18\x02 \x01(\v2\x10.aether.v1.ErrorR\x05error\"}\n" +
 	"\vReadArchive\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
 	"\acontent\x18\x03 \x01(\bR\acontent\x12\x14\n" +
 	"\x05names\x18\x04 \x03(\fR\x05names\x12\x16\n" +
 	"\x06follow\x18\x05 \x01(\bR\x06follow\"\xb6\x01\n" +
 	"\fWriteArchive\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x1f\n" +
 	"\vkeep_owners\x18\x03 \x01(\bR\n" +
 	"keepOwners\x12!\n" +

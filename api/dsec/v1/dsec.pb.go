@@ -2879,6 +2879,7 @@ func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
 	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{38}
 }
 
+// Names of files need not be UTF-8. Wherever there is raw_x beside x, it is given instead of x, in answers where the name is not UTF-8.
 type FileInfo struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Path           string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`                      // absolute; in a listing relative to the directory
@@ -3025,6 +3026,7 @@ type ListFilesRequest struct {
 	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`    // with whose rights; "" = the sandbox's user
 	Depth         int32                  `protobuf:"varint,4,opt,name=depth,proto3" json:"depth,omitempty"` // 0 and 1 = the directory's own entries, -1 = all below
+	RawPath       []byte                 `protobuf:"bytes,5,opt,name=raw_path,json=rawPath,proto3" json:"raw_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3087,6 +3089,13 @@ func (x *ListFilesRequest) GetDepth() int32 {
 	return 0
 }
 
+func (x *ListFilesRequest) GetRawPath() []byte {
+	if x != nil {
+		return x.RawPath
+	}
+	return nil
+}
+
 type ListFilesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Files         []*FileInfo            `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
@@ -3136,7 +3145,8 @@ type StatFilesRequest struct {
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	Paths         []string               `protobuf:"bytes,2,rep,name=paths,proto3" json:"paths,omitempty"` // at most 10,000
 	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
-	Follow        bool                   `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"` // links at the end of a path, too
+	Follow        bool                   `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"`                    // links at the end of a path, too
+	RawPaths      [][]byte               `protobuf:"bytes,5,rep,name=raw_paths,json=rawPaths,proto3" json:"raw_paths,omitempty"` // all of them, instead of paths
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3197,6 +3207,13 @@ func (x *StatFilesRequest) GetFollow() bool {
 		return x.Follow
 	}
 	return false
+}
+
+func (x *StatFilesRequest) GetRawPaths() [][]byte {
+	if x != nil {
+		return x.RawPaths
+	}
+	return nil
 }
 
 type StatFilesResponse struct {
@@ -3462,6 +3479,7 @@ type MakeDirectory struct {
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	Mode          uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`       // 0 = 0755
 	Parents       bool                   `protobuf:"varint,3,opt,name=parents,proto3" json:"parents,omitempty"` // also no error if it exists
+	RawPath       []byte                 `protobuf:"bytes,4,opt,name=raw_path,json=rawPath,proto3" json:"raw_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3517,11 +3535,20 @@ func (x *MakeDirectory) GetParents() bool {
 	return false
 }
 
+func (x *MakeDirectory) GetRawPath() []byte {
+	if x != nil {
+		return x.RawPath
+	}
+	return nil
+}
+
 type MoveFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
 	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`                // the new name itself, never a directory to move into
 	Exclusive     bool                   `protobuf:"varint,3,opt,name=exclusive,proto3" json:"exclusive,omitempty"` // refuse to replace
+	RawFrom       []byte                 `protobuf:"bytes,4,opt,name=raw_from,json=rawFrom,proto3" json:"raw_from,omitempty"`
+	RawTo         []byte                 `protobuf:"bytes,5,opt,name=raw_to,json=rawTo,proto3" json:"raw_to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3577,12 +3604,28 @@ func (x *MoveFile) GetExclusive() bool {
 	return false
 }
 
+func (x *MoveFile) GetRawFrom() []byte {
+	if x != nil {
+		return x.RawFrom
+	}
+	return nil
+}
+
+func (x *MoveFile) GetRawTo() []byte {
+	if x != nil {
+		return x.RawTo
+	}
+	return nil
+}
+
 type CopyFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
 	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
 	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
 	Exclusive     bool                   `protobuf:"varint,4,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
+	RawFrom       []byte                 `protobuf:"bytes,5,opt,name=raw_from,json=rawFrom,proto3" json:"raw_from,omitempty"`
+	RawTo         []byte                 `protobuf:"bytes,6,opt,name=raw_to,json=rawTo,proto3" json:"raw_to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3645,11 +3688,26 @@ func (x *CopyFile) GetExclusive() bool {
 	return false
 }
 
+func (x *CopyFile) GetRawFrom() []byte {
+	if x != nil {
+		return x.RawFrom
+	}
+	return nil
+}
+
+func (x *CopyFile) GetRawTo() []byte {
+	if x != nil {
+		return x.RawTo
+	}
+	return nil
+}
+
 type RemoveFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	Recursive     bool                   `protobuf:"varint,2,opt,name=recursive,proto3" json:"recursive,omitempty"`
 	MissingOk     bool                   `protobuf:"varint,3,opt,name=missing_ok,json=missingOk,proto3" json:"missing_ok,omitempty"`
+	RawPath       []byte                 `protobuf:"bytes,4,opt,name=raw_path,json=rawPath,proto3" json:"raw_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3705,11 +3763,19 @@ func (x *RemoveFile) GetMissingOk() bool {
 	return false
 }
 
+func (x *RemoveFile) GetRawPath() []byte {
+	if x != nil {
+		return x.RawPath
+	}
+	return nil
+}
+
 type SetMode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	Mode          uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`
 	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	RawPath       []byte                 `protobuf:"bytes,4,opt,name=raw_path,json=rawPath,proto3" json:"raw_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3765,11 +3831,19 @@ func (x *SetMode) GetRecursive() bool {
 	return false
 }
 
+func (x *SetMode) GetRawPath() []byte {
+	if x != nil {
+		return x.RawPath
+	}
+	return nil
+}
+
 type SetOwner struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"` // name, uid, "name:group", "uid:gid"
 	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	RawPath       []byte                 `protobuf:"bytes,4,opt,name=raw_path,json=rawPath,proto3" json:"raw_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3825,11 +3899,20 @@ func (x *SetOwner) GetRecursive() bool {
 	return false
 }
 
+func (x *SetOwner) GetRawPath() []byte {
+	if x != nil {
+		return x.RawPath
+	}
+	return nil
+}
+
 type MakeLink struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        string                 `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	Hard          bool                   `protobuf:"varint,3,opt,name=hard,proto3" json:"hard,omitempty"`
+	RawTarget     []byte                 `protobuf:"bytes,4,opt,name=raw_target,json=rawTarget,proto3" json:"raw_target,omitempty"`
+	RawPath       []byte                 `protobuf:"bytes,5,opt,name=raw_path,json=rawPath,proto3" json:"raw_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3883,6 +3966,20 @@ func (x *MakeLink) GetHard() bool {
 		return x.Hard
 	}
 	return false
+}
+
+func (x *MakeLink) GetRawTarget() []byte {
+	if x != nil {
+		return x.RawTarget
+	}
+	return nil
+}
+
+func (x *MakeLink) GetRawPath() []byte {
+	if x != nil {
+		return x.RawPath
+	}
+	return nil
 }
 
 type ChangeFilesRequest struct {
@@ -3987,6 +4084,7 @@ type WatchFilesRequest struct {
 	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
 	Recursive     bool                   `protobuf:"varint,4,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	RawPath       []byte                 `protobuf:"bytes,5,opt,name=raw_path,json=rawPath,proto3" json:"raw_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4047,6 +4145,13 @@ func (x *WatchFilesRequest) GetRecursive() bool {
 		return x.Recursive
 	}
 	return false
+}
+
+func (x *WatchFilesRequest) GetRawPath() []byte {
+	if x != nil {
+		return x.RawPath
+	}
+	return nil
 }
 
 type WatchFilesResponse struct {
@@ -6345,21 +6450,23 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	" \x01(\fR\rrawLinkTarget\x12'\n" +
 	"\x0fallocated_bytes\x18\v \x01(\x03R\x0eallocatedBytes\x12\x14\n" +
 	"\x05links\x18\f \x01(\rR\x05links\x12\x14\n" +
-	"\x05inode\x18\r \x01(\x04R\x05inode\"o\n" +
+	"\x05inode\x18\r \x01(\x04R\x05inode\"\x8a\x01\n" +
 	"\x10ListFilesRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x14\n" +
-	"\x05depth\x18\x04 \x01(\x05R\x05depth\"<\n" +
+	"\x05depth\x18\x04 \x01(\x05R\x05depth\x12\x19\n" +
+	"\braw_path\x18\x05 \x01(\fR\arawPath\"<\n" +
 	"\x11ListFilesResponse\x12'\n" +
-	"\x05files\x18\x01 \x03(\v2\x11.dsec.v1.FileInfoR\x05files\"s\n" +
+	"\x05files\x18\x01 \x03(\v2\x11.dsec.v1.FileInfoR\x05files\"\x90\x01\n" +
 	"\x10StatFilesRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x14\n" +
 	"\x05paths\x18\x02 \x03(\tR\x05paths\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x16\n" +
-	"\x06follow\x18\x04 \x01(\bR\x06follow\"B\n" +
+	"\x06follow\x18\x04 \x01(\bR\x06follow\x12\x1b\n" +
+	"\traw_paths\x18\x05 \x03(\fR\brawPaths\"B\n" +
 	"\x11StatFilesResponse\x12-\n" +
 	"\aresults\x18\x01 \x03(\v2\x13.dsec.v1.StatResultR\aresults\"_\n" +
 	"\n" +
@@ -6375,50 +6482,62 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\bset_mode\x18\x05 \x01(\v2\x10.dsec.v1.SetModeH\x00R\asetMode\x120\n" +
 	"\tset_owner\x18\x06 \x01(\v2\x11.dsec.v1.SetOwnerH\x00R\bsetOwner\x120\n" +
 	"\tmake_link\x18\a \x01(\v2\x11.dsec.v1.MakeLinkH\x00R\bmakeLinkB\b\n" +
-	"\x06change\"Q\n" +
+	"\x06change\"l\n" +
 	"\rMakeDirectory\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x18\n" +
-	"\aparents\x18\x03 \x01(\bR\aparents\"L\n" +
+	"\aparents\x18\x03 \x01(\bR\aparents\x12\x19\n" +
+	"\braw_path\x18\x04 \x01(\fR\arawPath\"~\n" +
 	"\bMoveFile\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1c\n" +
-	"\texclusive\x18\x03 \x01(\bR\texclusive\"j\n" +
+	"\texclusive\x18\x03 \x01(\bR\texclusive\x12\x19\n" +
+	"\braw_from\x18\x04 \x01(\fR\arawFrom\x12\x15\n" +
+	"\x06raw_to\x18\x05 \x01(\fR\x05rawTo\"\x9c\x01\n" +
 	"\bCopyFile\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1c\n" +
 	"\trecursive\x18\x03 \x01(\bR\trecursive\x12\x1c\n" +
-	"\texclusive\x18\x04 \x01(\bR\texclusive\"]\n" +
+	"\texclusive\x18\x04 \x01(\bR\texclusive\x12\x19\n" +
+	"\braw_from\x18\x05 \x01(\fR\arawFrom\x12\x15\n" +
+	"\x06raw_to\x18\x06 \x01(\fR\x05rawTo\"x\n" +
 	"\n" +
 	"RemoveFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1c\n" +
 	"\trecursive\x18\x02 \x01(\bR\trecursive\x12\x1d\n" +
 	"\n" +
-	"missing_ok\x18\x03 \x01(\bR\tmissingOk\"O\n" +
+	"missing_ok\x18\x03 \x01(\bR\tmissingOk\x12\x19\n" +
+	"\braw_path\x18\x04 \x01(\fR\arawPath\"j\n" +
 	"\aSetMode\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x1c\n" +
-	"\trecursive\x18\x03 \x01(\bR\trecursive\"R\n" +
+	"\trecursive\x18\x03 \x01(\bR\trecursive\x12\x19\n" +
+	"\braw_path\x18\x04 \x01(\fR\arawPath\"m\n" +
 	"\bSetOwner\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1c\n" +
-	"\trecursive\x18\x03 \x01(\bR\trecursive\"J\n" +
+	"\trecursive\x18\x03 \x01(\bR\trecursive\x12\x19\n" +
+	"\braw_path\x18\x04 \x01(\fR\arawPath\"\x84\x01\n" +
 	"\bMakeLink\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
-	"\x04hard\x18\x03 \x01(\bR\x04hard\"v\n" +
+	"\x04hard\x18\x03 \x01(\bR\x04hard\x12\x1d\n" +
+	"\n" +
+	"raw_target\x18\x04 \x01(\fR\trawTarget\x12\x19\n" +
+	"\braw_path\x18\x05 \x01(\fR\arawPath\"v\n" +
 	"\x12ChangeFilesRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12-\n" +
 	"\achanges\x18\x03 \x03(\v2\x13.dsec.v1.FileChangeR\achanges\"\x15\n" +
-	"\x13ChangeFilesResponse\"x\n" +
+	"\x13ChangeFilesResponse\"\x93\x01\n" +
 	"\x11WatchFilesRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x1c\n" +
-	"\trecursive\x18\x04 \x01(\bR\trecursive\"r\n" +
+	"\trecursive\x18\x04 \x01(\bR\trecursive\x12\x19\n" +
+	"\braw_path\x18\x05 \x01(\fR\arawPath\"r\n" +
 	"\x12WatchFilesResponse\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x12*\n" +
 	"\x06events\x18\x02 \x03(\v2\x12.dsec.v1.FileEventR\x06events\x12\x1a\n" +

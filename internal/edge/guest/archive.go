@@ -56,7 +56,7 @@ func archiveResult(d *aetherv1.Done) (ArchiveResult, error) {
 
 // ReadArchive packs a tree inside and streams it as a tar archive. The reader must be closed. Result is for after its end.
 func (c *Client) ReadArchive(ctx context.Context, r ArchiveRead) (*ArchiveReader, error) {
-	req := &aetherv1.ReadArchive{Path: r.Path, User: r.User, Content: r.Content, Follow: r.Follow, Names: r.Names}
+	req := &aetherv1.ReadArchive{Path: []byte(r.Path), User: r.User, Content: r.Content, Follow: r.Follow, Names: r.Names}
 	b, err := c.open(ctx, &aetherv1.Open{Open: &aetherv1.Open_ReadArchive{ReadArchive: req}}, "file_not_found", requestTimeout)
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (c *Client) WriteArchive(ctx context.Context, w ArchiveWrite, r io.Reader) 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	req := &aetherv1.WriteArchive{
-		Path: w.Path, User: w.User, KeepOwners: w.KeepOwners, MakeParents: w.MakeParents, NoReplaceTypes: w.NoReplaceTypes, Now: w.Now,
+		Path: []byte(w.Path), User: w.User, KeepOwners: w.KeepOwners, MakeParents: w.MakeParents, NoReplaceTypes: w.NoReplaceTypes, Now: w.Now,
 	}
 	b, err := c.open(ctx, &aetherv1.Open{Open: &aetherv1.Open_WriteArchive{WriteArchive: req}}, "file_not_found", requestTimeout)
 	if err != nil {

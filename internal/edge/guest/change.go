@@ -54,7 +54,7 @@ func (c *Client) StatFiles(ctx context.Context, user string, paths []string, fol
 			bytes += len(paths[n])
 			n++
 		}
-		req := &aetherv1.StatFiles{Paths: paths[:n], User: user, Follow: follow}
+		req := &aetherv1.StatFiles{Paths: rawPaths(paths[:n]), User: user, Follow: follow}
 		reply, err := c.call(ctx, &aetherv1.Call{Call: &aetherv1.Call_StatFiles{StatFiles: req}}, "file_not_found", requestTimeout)
 		if err != nil {
 			return nil, err
@@ -118,9 +118,17 @@ func nextBatch(changes []Change) []*aetherv1.Change {
 			break
 		}
 		batch = append(batch, &aetherv1.Change{
-			Kind: ch.Kind, Path: ch.Path, To: ch.To, Mode: ch.Mode, Owner: ch.Owner,
+			Kind: ch.Kind, Path: []byte(ch.Path), To: []byte(ch.To), Mode: ch.Mode, Owner: ch.Owner,
 			Recursive: ch.Recursive, Exclusive: ch.Exclusive, MissingOk: ch.MissingOK, Hard: ch.Hard,
 		})
 	}
 	return batch
+}
+
+func rawPaths(paths []string) [][]byte {
+	raw := make([][]byte, len(paths))
+	for i, p := range paths {
+		raw[i] = []byte(p)
+	}
+	return raw
 }

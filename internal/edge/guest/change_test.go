@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"dsec/sandbox"
 )
@@ -395,6 +397,52 @@ func TestListing(t *testing.T) {
 		if _, err := listing(t, c, p, -1); sandbox.ReasonOf(err) != reason {
 			t.Errorf("%s: %v, want %s", p, err, reason)
 		}
+	}
+}
+
+// TestNamesOfAnyBytes: every operation takes names that are not UTF-8, and its errors can be told.
+func TestNamesOfAnyBytes(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	dir := filepath.Join(w.dir, "d\xff")
+	at := func(name string) string { return filepath.Join(dir, name+"\xfe\n") }
+	mustChange(t, c, Change{Kind: MakeDirectory, Path: at("sub"), Recursive: true})
+	e := watch(t, c, dir, true)
+	if _, _, err := c.WriteFile(testContext(t), FileWrite{Path: at("a"), User: me(), Size: 1}, strings.NewReader("a")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, e, "a\xfe\n", movedTo)
+	mustChange(t, c,
+		Change{Kind: CopyFile, Path: at("a"), To: at("b")}, Change{Kind: MoveFile, Path: at("b"), To: at("c")}, Change{Kind: SetMode, Path: at("c"), Mode: 0o600},
+		Change{Kind: SetOwner, Path: at("c"), Owner: me()}, Change{Kind: MakeLink, Path: at("h"), To: at("a"), Hard: true}, Change{Kind: MakeLink, Path: at("l"), To: at("a")},
+		Change{Kind: CopyFile, Path: dir, To: at("../copy"), Recursive: true}, Change{Kind: RemoveFile, Path: at("../copy"), Recursive: true})
+	await(t, e, "c\xfe\n", movedTo)
+	stats, err := c.StatFiles(testContext(t), me(), []string{at("a"), at("l"), at("c"), at("none")}, false)
+	if err != nil || stats[0].Entry.Links != 2 || string(stats[1].Entry.LinkTarget) != at("a") || stats[2].Entry.Mode != 0o100600 {
+		t.Fatalf("%+v, %v", stats, err)
+	}
+	if err := stats[3].Err; sandbox.ReasonOf(err) != "file_not_found" || !utf8.ValidString(err.Error()) {
+		t.Errorf("%q", err)
+	}
+	if got, err := listing(t, c, dir, 1); err != nil || len(got) != 5 {
+		t.Errorf("%v, %v", got, err)
+	}
+	var tar bytes.Buffer
+	r, err := c.ReadArchive(testContext(t), ArchiveRead{Path: dir, User: me(), Content: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := tar.ReadFrom(r); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.WriteArchive(testContext(t), ArchiveWrite{Path: at("sub"), User: me()}, &tar); err != nil || content(filepath.Join(at("sub"), "a\xfe\n")) != "a" {
+		t.Error(err)
+	}
+	mustChange(t, c, Change{Kind: RemoveFile, Path: at("a")})
+	await(t, e, "a\xfe\n", removed)
+	if err := change(t, c, Change{Kind: RemoveFile, Path: at("a")}); sandbox.ReasonOf(err) != "file_not_found" || !utf8.ValidString(err.Error()) {
+		t.Errorf("%q", err)
 	}
 }
 

@@ -125,7 +125,7 @@ type FileList struct {
 // ListFiles lists a directory: depth 1 is its own entries, -1 all below.
 func (c *Client) ListFiles(ctx context.Context, path, user string, depth int) (*FileList, error) {
 	c.changed(true)
-	req := &aetherv1.ListFiles{Path: path, User: user, Depth: int32(max(min(depth, math.MaxInt32), -1))}
+	req := &aetherv1.ListFiles{Path: []byte(path), User: user, Depth: int32(max(min(depth, math.MaxInt32), -1))}
 	s, err := c.open(ctx, &aetherv1.Open{Open: &aetherv1.Open_ListFiles{ListFiles: req}}, "file_not_found", requestTimeout)
 	if err != nil {
 		return nil, err
@@ -176,7 +176,7 @@ type FileWatch struct {
 // WatchFiles watches a directory and, with recursive, all below it.
 func (c *Client) WatchFiles(ctx context.Context, path, user string, recursive bool) (*FileWatch, error) {
 	c.changed(true)
-	req := &aetherv1.WatchFiles{Path: path, User: user, Recursive: recursive}
+	req := &aetherv1.WatchFiles{Path: []byte(path), User: user, Recursive: recursive}
 	s, err := c.open(ctx, &aetherv1.Open{Open: &aetherv1.Open_WatchFiles{WatchFiles: req}}, "file_not_found", requestTimeout)
 	if err != nil {
 		return nil, err

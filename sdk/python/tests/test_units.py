@@ -23,6 +23,7 @@ from libdsec import (
     DSecError,
     DSecTimeoutError,
     FailedPreconditionError,
+    FileChange,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
@@ -30,6 +31,7 @@ from libdsec import (
 )
 from libdsec._config import Endpoint
 from libdsec._errors import error_from_code
+from libdsec._files import path_field, path_fields
 from libdsec._http1 import ChunkedDecoder, ProtocolError, parse_head
 from libdsec._models import CommandResult, SandboxInfo, command_result, parse_time
 from libdsec._retry import Backoff
@@ -411,3 +413,27 @@ def test_encoding() -> None:
     assert encode({"a": "ü\u2028", "b": 1.5}) == '{"a":"ü\u2028","b":1.5}'.encode()
     with pytest.raises(InvalidArgumentError):
         encode({"a": "\ud800"})
+
+
+def test_names_that_are_not_text() -> None:
+    """They go as bytes, be they given as bytes or as ``os.fsdecode`` and listings escape them."""
+    raw = "Yf8="
+    change = FileChange
+    for path in (b"a\xff", "a\udcff"):
+        assert path_field(path) == {"rawPath": raw}
+        assert path_fields([path, "/t"]) == {"rawPaths": [raw, "L3Q="]}  # all of them: they have an order
+        both = {"rawFrom": raw, "rawTo": raw}
+        for made, names in (
+            (change.make_directory(path), {"rawPath": raw}),
+            (change.move(path, path), both),
+            (change.copy(path, path), both),
+            (change.remove(path), {"rawPath": raw}),
+            (change.chmod(path, 0), {"rawPath": raw}),
+            (change.chown(path, "0"), {"rawPath": raw}),
+            (change.symlink(path, path), {"rawPath": raw, "rawTarget": raw}),
+            (change.hardlink("t", path), {"rawPath": raw, "target": "t"}),
+        ):
+            (message,) = made.message.values()
+            assert {k: v for k, v in message.items() if isinstance(v, str) and k != "owner"} == names
+    assert path_field("ü\n") == {"path": "ü\n"}
+    assert path_fields(["/a", b"/b"]) == {"paths": ["/a", "/b"]}

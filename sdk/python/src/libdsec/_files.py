@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from base64 import b64decode
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -13,7 +14,7 @@ from ._args import invalid
 from ._models import Message, number, text, time_of
 
 FilePath = Union[str, bytes, "os.PathLike[str]"]
-"""A path inside a sandbox, absolute."""
+"""A path inside a sandbox, absolute. A name that is not UTF-8 is given as bytes, or as ``os.fsdecode`` escapes it."""
 
 
 class FileType(str, Enum):
@@ -148,19 +149,22 @@ def path_bytes(path: FilePath) -> bytes:
     return raw
 
 
-def path_text(path: FilePath) -> str:
-    """Return a path for a message, which holds UTF-8 only."""
-    raw = os.fspath(path)
+def path_field(path: FilePath, field: str = "path") -> dict[str, Any]:
+    """Return the field of a message that holds a path: ``field``, or where it is not UTF-8 its raw form."""
+    raw = path_bytes(path)
     try:
-        name = raw.decode() if isinstance(raw, bytes) else raw
-        name.encode()
-    except UnicodeError:
-        raise invalid(
-            f"the path {path!r} is not UTF-8: such a file can be listed, and removed with what is above it", "invalid_path"
-        ) from None
-    if not name or "\0" in name:
-        raise invalid(f"the path {path!r} is empty or holds a NUL", "invalid_path")
-    return name
+        return {field: raw.decode()}
+    except UnicodeDecodeError:
+        return {f"raw{field[0].upper()}{field[1:]}": b64encode(raw).decode()}
+
+
+def path_fields(paths: Iterable[FilePath]) -> dict[str, Any]:
+    """Return the field of a message that holds many paths."""
+    raw = [path_bytes(p) for p in paths]
+    try:
+        return {"paths": [p.decode() for p in raw]}
+    except UnicodeDecodeError:
+        return {"rawPaths": [b64encode(p).decode() for p in raw]}
 
 
 def permissions(mode: int) -> int:
@@ -185,7 +189,7 @@ class FileChange:
     @staticmethod
     def make_directory(path: FilePath, *, mode: int | None = None, parents: bool = False) -> FileChange:
         """Make a directory; with ``parents`` also those above it, and no error if it exists. See ``Sandbox.make_directory``."""
-        body: dict[str, Any] = {"path": path_text(path), "parents": parents}
+        body: dict[str, Any] = {**path_field(path), "parents": parents}
         if mode is not None:
             body["mode"] = permissions(mode)
         return FileChange({"makeDirectory": body}, parents)
@@ -193,35 +197,35 @@ class FileChange:
     @staticmethod
     def move(source: FilePath, target: FilePath, *, exclusive: bool = False) -> FileChange:
         """Rename a file or directory; ``target`` is its new name, not a directory to move into. See ``Sandbox.move_file``."""
-        return FileChange({"move": {"from": path_text(source), "to": path_text(target), "exclusive": exclusive}}, False)
+        return FileChange({"move": {**path_field(source, "from"), **path_field(target, "to"), "exclusive": exclusive}}, False)
 
     @staticmethod
     def copy(source: FilePath, target: FilePath, *, recursive: bool = False, exclusive: bool = False) -> FileChange:
         """Copy a file or, with ``recursive``, a tree. See ``Sandbox.copy_file``."""
-        body = {"from": path_text(source), "to": path_text(target), "recursive": recursive, "exclusive": exclusive}
+        body = {**path_field(source, "from"), **path_field(target, "to"), "recursive": recursive, "exclusive": exclusive}
         return FileChange({"copy": body}, not exclusive)
 
     @staticmethod
     def remove(path: FilePath, *, recursive: bool = False, missing_ok: bool = False) -> FileChange:
         """Remove a file, an empty directory or, with ``recursive``, a tree. See ``Sandbox.remove_file``."""
-        return FileChange({"remove": {"path": path_text(path), "recursive": recursive, "missingOk": missing_ok}}, missing_ok)
+        return FileChange({"remove": {**path_field(path), "recursive": recursive, "missingOk": missing_ok}}, missing_ok)
 
     @staticmethod
     def chmod(path: FilePath, mode: int, *, recursive: bool = False) -> FileChange:
         """Set permission bits. See ``Sandbox.chmod``."""
-        return FileChange({"setMode": {"path": path_text(path), "mode": permissions(mode), "recursive": recursive}}, True)
+        return FileChange({"setMode": {**path_field(path), "mode": permissions(mode), "recursive": recursive}}, True)
 
     @staticmethod
     def chown(path: FilePath, owner: str, *, recursive: bool = False) -> FileChange:
         """Set the owner: name, uid, ``"name:group"`` or ``"uid:gid"``. See ``Sandbox.chown``."""
-        return FileChange({"setOwner": {"path": path_text(path), "owner": str(owner), "recursive": recursive}}, True)
+        return FileChange({"setOwner": {**path_field(path), "owner": str(owner), "recursive": recursive}}, True)
 
     @staticmethod
     def symlink(target: FilePath, path: FilePath) -> FileChange:
         """Make a symbolic link at ``path`` that holds ``target``."""
-        return FileChange({"makeLink": {"target": path_text(target), "path": path_text(path)}}, False)
+        return FileChange({"makeLink": {**path_field(target, "target"), **path_field(path)}}, False)
 
     @staticmethod
     def hardlink(target: FilePath, path: FilePath) -> FileChange:
         """Give the file ``target`` another name, ``path``."""
-        return FileChange({"makeLink": {"target": path_text(target), "path": path_text(path), "hard": True}}, False)
+        return FileChange({"makeLink": {**path_field(target, "target"), **path_field(path), "hard": True}}, False)

@@ -131,7 +131,7 @@ def test_what_is_repeated(config: DSecConfig, platform: Platform) -> None:
 
 def test_arguments(config: DSecConfig) -> None:
     client, sandbox = make(config)
-    for path in ("", "a\0b", b"\xff", "\udcff"):
+    for path in ("", "a\0b", b"", "\ud800"):
         with pytest.raises(InvalidArgumentError):
             sandbox.stat_file(path)
     for mode in (-1, 0o10000, True):

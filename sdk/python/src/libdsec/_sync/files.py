@@ -9,7 +9,7 @@ from typing import Any, Union
 
 from .. import _sio as net
 from .._errors import DSecError, FailedPreconditionError, NotFoundError, UnavailableError
-from .._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, path_text
+from .._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, path_field, path_fields
 from .._models import bad_response, items, sub
 from .._retry import Backoff
 from .._wire import error_from_failure
@@ -108,7 +108,7 @@ class FileOperations:
             NotFoundError: no such directory.
             UnavailableError: the connection broke in the middle; list again.
         """
-        request: dict[str, Any] = {"sandboxId": self.id, "path": path_text(path), "depth": depth}
+        request: dict[str, Any] = {"sandboxId": self.id, **path_field(path), "depth": depth}
         if user:
             request["user"] = user
         backoff = Backoff(self._api.config.retry_seconds, None, net.monotonic)
@@ -137,7 +137,7 @@ class FileOperations:
             follow: links at the end of a path, too.
             user: with whose rights.
         """
-        request: dict[str, Any] = {"sandboxId": self.id, "paths": [path_text(p) for p in paths], "follow": follow}
+        request: dict[str, Any] = {"sandboxId": self.id, **path_fields(paths), "follow": follow}
         if user:
             request["user"] = user
         answer = self._api.call("StatFiles", request)
@@ -146,7 +146,7 @@ class FileOperations:
             result = sub({"": item}, "")
             failure = sub(result, "failure")
             results.append(error_from_failure(dict(failure)) if failure else FileEntry.from_wire(sub(result, "file")))
-        if len(results) != len(request["paths"]):
+        if len(results) != len(request.get("paths") or request.get("rawPaths") or ()):
             raise bad_response("results of other files than were asked for")
         return results
 
@@ -311,7 +311,7 @@ class FileOperations:
         Returns:
             A FileWatch. It begins, and raises what is wrong, when its ``with`` block does.
         """
-        request: dict[str, Any] = {"sandboxId": self.id, "path": path_text(path), "recursive": recursive}
+        request: dict[str, Any] = {"sandboxId": self.id, **path_field(path), "recursive": recursive}
         if user:
             request["user"] = user
         return FileWatch(self._api, request)
