@@ -2,7 +2,6 @@ package aether
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"path"
 	"strings"
@@ -125,11 +124,11 @@ func openPlace(p string) (place, error) {
 
 func (p place) close() { _ = unix.Close(p.dir) }
 
-// beside is a place in the same directory under a name that nobody has.
-func (p place) beside() place { return place{p.dir, temporaryName()} }
-
-// temporaryName is one of a file until it is complete.
-func temporaryName() string { return ".dsec-" + rand.Text() }
+// beside is a place in the same directory under a name that nobody has, for what will be here.
+func (p place) beside() place {
+	_, err := p.stat()
+	return place{p.dir, temporaryName(err == nil)}
+}
 
 func (p place) stat() (st unix.Stat_t, err error) {
 	err = unix.Fstatat(p.dir, p.name, &st, unix.AT_SYMLINK_NOFOLLOW)

@@ -15,7 +15,7 @@ func (u *unpacker) dir() int { return u.dirs[len(u.dirs)-1].fd }
 
 // file makes or replaces a regular file: under a temporary name until it is complete.
 func (u *unpacker) file(base string, h *pax.Header, r *pax.Reader) (err error) {
-	temp := temporaryName()
+	temp := place{u.dir(), base}.beside().name
 	fd, err := unix.Openat(u.dir(), temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (u *unpacker) place(base string, make func(name string) error) error {
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	temp := temporaryName()
+	temp := temporaryName(true)
 	if err := make(temp); err != nil {
 		return err
 	}

@@ -2,9 +2,7 @@ package aether
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -16,25 +14,16 @@ import (
 )
 
 const (
-	maxWatchers = 8      // at once: the kernel keeps up to 16,384 events for each
-	maxWatches  = 32_768 // directories, of all watchers together
-	watchBuffer = 16 << 10
-	maxLast     = 64 << 10 // bytes of paths whose last events are remembered
+	maxWatchers  = 8      // at once: the kernel keeps up to 16,384 events for each
+	maxWatches   = 32_768 // directories, of all watchers together
+	watchBuffer  = 16 << 10
+	maxPublished = 64
+	maxLast      = 64 << 10 // bytes of paths whose last events are remembered
 	// watchPause lets events come together, and bounds how often a sandbox can wake this process.
 	watchPause = 20 * time.Millisecond
 
 	watchMask = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 		unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR | unix.IN_EXCL_UNLINK
-)
-
-// Kinds of events: dsec.v1.FileEventKind.
-const (
-	eventCreated = iota + 1
-	eventChanged
-	eventRemoved
-	eventMovedFrom
-	eventMovedTo
-	eventAttributes
 )
 
 // A watched directory is known by where it is in another: so all below it moves along with it.
@@ -64,6 +53,7 @@ type watcher struct {
 	scans     int
 	rescan    bool
 	sweep     bool
+	published map[uint32]uint32 // cookies of temporary names that were left -> what that is for the name that is told next
 }
 
 var errGone = failf(aetherv1.Code_CODE_NOT_FOUND, "the watched directory is gone, or has moved away")
@@ -89,7 +79,7 @@ func (b *byteStream) watchFiles(req *aetherv1.WatchFiles) (*aetherv1.Done, error
 	}
 	w := &watcher{
 		srv: srv, ctx: b.ctx, acc: acc, top: top, recursive: req.Recursive, file: os.NewFile(uintptr(fd), "inotify"), fd: fd,
-		dirs: make(map[int32]*watched), out: records{w: b}, last: make(map[string]uint32),
+		dirs: make(map[int32]*watched), out: records{w: b}, last: make(map[string]uint32), published: make(map[uint32]uint32),
 	}
 	defer w.close()
 	defer context.AfterFunc(b.ctx, func() { _ = w.file.Close() })() // ends the read that waits
@@ -193,7 +183,8 @@ func (w *watcher) fill(top, fd int, wd int32, tell bool) error {
 			if unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
 				isDir = st.Mode&unix.S_IFMT == unix.S_IFDIR
 			}
-			if isDir && w.recursive && st.Dev == w.topID.dev {
+			ours, _ := isTemporary(name)
+			if isDir && !ours && w.recursive && st.Dev == w.topID.dev {
 				if !held.take(len(name) + nameCost) {
 					return errNames
 				}
@@ -202,7 +193,7 @@ func (w *watcher) fill(top, fd int, wd int32, tell bool) error {
 			if len(queue) > maxWatches {
 				return watchFailure(unix.ENOSPC)
 			}
-			if tell {
+			if tell && !ours {
 				return w.tell(wd, name, eventCreated, isDir)
 			}
 			return nil
@@ -346,77 +337,6 @@ func (w *watcher) batch(b []byte) error {
 	if w.sweep {
 		w.sweep = false
 		w.removeLost()
-	}
-	return nil
-}
-
-type inotifyEvent struct {
-	wd   int32
-	mask uint32
-	name string
-}
-
-func parseEvent(b []byte) (e inotifyEvent, rest []byte, err error) {
-	if len(b) < unix.SizeofInotifyEvent {
-		return e, nil, fmt.Errorf("an event of %d bytes", len(b))
-	}
-	e.wd = int32(binary.NativeEndian.Uint32(b))
-	e.mask = binary.NativeEndian.Uint32(b[4:])
-	n := uint64(binary.NativeEndian.Uint32(b[12:]))
-	b = b[unix.SizeofInotifyEvent:]
-	if n > uint64(len(b)) {
-		return e, nil, fmt.Errorf("an event's name of %d bytes", n)
-	}
-	e.name, _, _ = strings.Cut(string(b[:n]), "\x00")
-	return e, b[n:], nil
-}
-
-var eventKinds = []struct{ mask, kind uint32 }{
-	{unix.IN_CREATE, eventCreated}, {unix.IN_MODIFY | unix.IN_CLOSE_WRITE, eventChanged}, {unix.IN_DELETE, eventRemoved},
-	{unix.IN_MOVED_FROM, eventMovedFrom}, {unix.IN_MOVED_TO, eventMovedTo}, {unix.IN_ATTRIB, eventAttributes},
-}
-
-func (w *watcher) event(e inotifyEvent) error {
-	if e.mask&unix.IN_Q_OVERFLOW != 0 {
-		w.rescan = w.recursive
-		return w.out.add(&aetherv1.FileEvent{Overflow: true})
-	}
-	node := w.dirs[e.wd]
-	if node == nil {
-		return nil
-	}
-	if e.name == "" {
-		return w.ofItself(e, node)
-	}
-	isDir := e.mask&unix.IN_ISDIR != 0
-	for _, k := range eventKinds {
-		if e.mask&k.mask == 0 {
-			continue
-		}
-		if err := w.tell(e.wd, e.name, k.kind, isDir); err != nil {
-			return err
-		}
-		if isDir && w.recursive && (k.kind == eventCreated || k.kind == eventMovedTo) {
-			return w.appeared(e.wd, e.name)
-		}
-	}
-	return nil
-}
-
-// ofItself is an event of a watched directory itself; but for the top one, its parent's tells the same.
-func (w *watcher) ofItself(e inotifyEvent, node *watched) error {
-	top := e.wd == w.topWD
-	switch {
-	case top && e.mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_UNMOUNT|unix.IN_IGNORED) != 0:
-		return errGone
-	case top && e.mask&unix.IN_ATTRIB != 0:
-		return w.tell(e.wd, "", eventAttributes, true)
-	case e.mask&unix.IN_IGNORED != 0:
-		w.forget(e.wd)
-	case e.mask&unix.IN_MOVE_SELF != 0 && node.moved:
-		node.moved = false
-	case e.mask&unix.IN_MOVE_SELF != 0:
-		node.lost, w.sweep = true, true
 	}
 	return nil
 }

@@ -126,6 +126,7 @@ func checkDiskFD(fd int) error {
 type newFile struct {
 	file     *os.File
 	temp     string // "" in place
+	replaces bool   // something was there
 	target   string
 	mode     uint32
 	uid, gid int // -1 = as made
@@ -197,12 +198,13 @@ func (n *newFile) existing(req *aetherv1.WriteFile, acc account) error {
 	if acc.uid == 0 {
 		n.uid, n.gid = int(st.Uid), int(st.Gid)
 	}
+	n.replaces = true
 	n.target, err = os.Readlink(refPath(fd))
 	return err
 }
 
 func (n *newFile) create() error {
-	n.temp = path.Join(path.Dir(n.target), temporaryName())
+	n.temp = path.Join(path.Dir(n.target), temporaryName(n.replaces))
 	fd, err := openat2(n.temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err

@@ -175,11 +175,15 @@ async def test_watch(new_sandbox: New) -> None:
             async def until(kind: FileEventKind, path: str) -> None:
                 async with asyncio.timeout(60):
                     async for e in events:
+                        assert ".dsec-" not in e.path  # uploads are not there before they are complete
                         if (e.kind, e.path) == (kind, path):
                             return
 
-            await s.write_file("/w/a/b/new\nline", "x")
-            await until(FileEventKind.MOVED_TO, "a/b/new\nline")
+            for kind in (FileEventKind.CREATED, FileEventKind.CHANGED):
+                await s.write_file("/w/a/b/new\nline", "x")
+                await until(kind, "a/b/new\nline")
+            await s.write_files({f"/w/a/{i}": "x" for i in range(50)})
+            await until(FileEventKind.CREATED, "a/49")
             await out(s, "echo y > /w/a/b/f; mkdir -p /w/c/d && : > /w/c/d/e; mv /w/a /w/z; : > /w/z/b/g")
             await until(FileEventKind.CHANGED, "a/b/f")
             await until(FileEventKind.CREATED, "c/d/e")

@@ -411,7 +411,7 @@ func TestNamesOfAnyBytes(t *testing.T) {
 	if _, _, err := c.WriteFile(testContext(t), FileWrite{Path: at("a"), User: me(), Size: 1}, strings.NewReader("a")); err != nil {
 		t.Fatal(err)
 	}
-	await(t, e, "a\xfe\n", movedTo)
+	await(t, e, "a\xfe\n", created)
 	mustChange(t, c,
 		Change{Kind: CopyFile, Path: at("a"), To: at("b")}, Change{Kind: MoveFile, Path: at("b"), To: at("c")}, Change{Kind: SetMode, Path: at("c"), Mode: 0o600},
 		Change{Kind: SetOwner, Path: at("c"), Owner: me()}, Change{Kind: MakeLink, Path: at("h"), To: at("a"), Hard: true}, Change{Kind: MakeLink, Path: at("l"), To: at("a")},

@@ -62,13 +62,6 @@ var buildAether = sync.OnceValues(func() (string, error) {
 	return bin, errors.Join(os.Chmod(dir, 0o755), os.Chmod(bin, 0o111)) // as launched: not readable from inside
 })
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func (j *jail) v2(part string) string { return filepath.Join(v2Root, j.name, part) }
 func (j *jail) v1(controller string) string {
 	return filepath.Join("/sys/fs/cgroup", controller, j.name+"-user")

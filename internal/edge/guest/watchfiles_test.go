@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -29,6 +30,7 @@ const (
 	removed
 	movedFrom
 	movedTo
+	attributes
 )
 
 // await reads events until one is ev.
@@ -53,6 +55,95 @@ func watch(t *testing.T, c *Client, dir string, recursive bool) *FileWatch {
 	}
 	t.Cleanup(func() { w.Close() })
 	return w
+}
+
+// TestWatchHidesTemporaryNames: what is made under a temporary name is told under its own, as created or changed; what
+// somebody else calls alike is theirs.
+func TestWatchHidesTemporaryNames(t *testing.T) {
+	w := newWorld(t)
+	c := w.connect()
+	dir := filepath.Join(w.dir, "watched")
+	at := func(name string) string { return filepath.Join(dir, name) }
+	putFile(t, at("old"), "x")
+	putFile(t, filepath.Join(w.dir, "tree/a/b"), "x")
+	var tar bytes.Buffer
+	r, err := c.ReadArchive(testContext(t), ArchiveRead{Path: w.dir + "/tree", User: me(), Content: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := tar.ReadFrom(r); err != nil {
+		t.Fatal(err)
+	}
+	packed := tar.Bytes()
+	e := watch(t, c, dir, true)
+	put := func(name string, size int64) error {
+		_, _, err := c.WriteFile(testContext(t), FileWrite{Path: at(name), User: me(), Size: size}, strings.NewReader("content"))
+		return err
+	}
+	unpack := func() {
+		if _, err := c.WriteArchive(testContext(t), ArchiveWrite{Path: dir, User: me()}, bytes.NewReader(packed)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	similar := ".dsec-" + strings.Repeat("A", 24)
+	steps := []struct {
+		do   func()
+		want map[string]int32 // the first event of each path
+	}{
+		{func() { must(t, put("new", 7)) }, map[string]int32{"new": created}},
+		{func() { must(t, put("old", 7)) }, map[string]int32{"old": changed}},
+		{func() {
+			if put("failed", 5) == nil {
+				t.Error("too long and no error")
+			}
+		}, nil},
+		{unpack, map[string]int32{"a": created, "a/b": created}},
+		{unpack, map[string]int32{"a": attributes, "a/b": changed}},
+		{func() { mustChange(t, c, Change{Kind: CopyFile, Path: at("old"), To: at("copy")}) }, map[string]int32{"copy": created}},
+		{func() { mustChange(t, c, Change{Kind: CopyFile, Path: at("old"), To: at("copy")}) }, map[string]int32{"copy": changed}},
+		{func() {
+			mustChange(t, c, Change{Kind: CopyFile, Path: w.dir + "/tree", To: at("tree"), Recursive: true})
+		},
+			map[string]int32{"tree": created, "tree/a": created, "tree/a/b": created}},
+		{func() { putFile(t, at("tree/a/b"), "y") }, map[string]int32{"tree/a/b": changed}}, // it is watched
+		{func() { putFile(t, at(similar), "mine") }, map[string]int32{similar: created}},
+		{func() { must(t, os.Rename(at(similar), at("mine"))) }, map[string]int32{similar: movedFrom, "mine": movedTo}},
+	}
+	for i, s := range steps {
+		s.do()
+		end := fmt.Sprint("end", i)
+		putFile(t, at(end), "")
+		if got := firstEvents(t, e, end); !maps.Equal(got, s.want) {
+			t.Errorf("step %d: %v, want %v", i, got, s.want)
+		}
+	}
+}
+
+// firstEvents is the first kind of each path's events until end is told.
+func firstEvents(t *testing.T, w *FileWatch, end string) map[string]int32 {
+	t.Helper()
+	got := make(map[string]int32)
+	for {
+		ev, err := w.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := string(ev.Path)
+		if p == end {
+			return got
+		}
+		if got[p] == 0 && p != "" && !strings.HasPrefix(p, "end") {
+			got[p] = ev.Kind
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestWatchTellsWhatHappens(t *testing.T) {

@@ -158,7 +158,8 @@ type SandboxServiceClient interface {
 	StatFiles(context.Context, *connect.Request[v1.StatFilesRequest]) (*connect.Response[v1.StatFilesResponse], error)
 	// ChangeFiles makes changes in order and stops at the first that fails; the error's fact "index" says which.
 	ChangeFiles(context.Context, *connect.Request[v1.ChangeFilesRequest]) (*connect.Response[v1.ChangeFilesResponse], error)
-	// WatchFiles streams what happens below a directory, until the caller leaves or the directory is gone.
+	// WatchFiles streams what happens below a directory, until the caller leaves or the directory is gone. The platform's own
+	// temporary files are left out: what they become is created or, where something was there, changed.
 	WatchFiles(context.Context, *connect.Request[v1.WatchFilesRequest]) (*connect.ServerStreamForClient[v1.WatchFilesResponse], error)
 	// GetMetrics measures a sandbox now; WatchMetrics again and again.
 	GetMetrics(context.Context, *connect.Request[v1.GetMetricsRequest]) (*connect.Response[v1.GetMetricsResponse], error)
@@ -501,7 +502,8 @@ type SandboxServiceHandler interface {
 	StatFiles(context.Context, *connect.Request[v1.StatFilesRequest]) (*connect.Response[v1.StatFilesResponse], error)
 	// ChangeFiles makes changes in order and stops at the first that fails; the error's fact "index" says which.
 	ChangeFiles(context.Context, *connect.Request[v1.ChangeFilesRequest]) (*connect.Response[v1.ChangeFilesResponse], error)
-	// WatchFiles streams what happens below a directory, until the caller leaves or the directory is gone.
+	// WatchFiles streams what happens below a directory, until the caller leaves or the directory is gone. The platform's own
+	// temporary files are left out: what they become is created or, where something was there, changed.
 	WatchFiles(context.Context, *connect.Request[v1.WatchFilesRequest], *connect.ServerStream[v1.WatchFilesResponse]) error
 	// GetMetrics measures a sandbox now; WatchMetrics again and again.
 	GetMetrics(context.Context, *connect.Request[v1.GetMetricsRequest]) (*connect.Response[v1.GetMetricsResponse], error)
