@@ -180,7 +180,7 @@ func (t *trial) network(ctx context.Context) finding {
 		return tried(subject, "", err)
 	}
 	t.closeNetworks = slots.Close
-	t.slot, err = slots.Acquire(ctx, sandbox.NewID(t.code))
+	t.slot, err = slots.Acquire(ctx, sandbox.NewID(t.code), network.Policy{})
 	return tried(subject, "namespaces of the host's own, with loopback", err)
 }
 

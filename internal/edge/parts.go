@@ -7,6 +7,7 @@ import (
 
 	"dsec/internal/edge/driver"
 	"dsec/internal/edge/guest"
+	"dsec/internal/edge/network"
 	"dsec/internal/rootfs"
 	"dsec/sandbox"
 )
@@ -33,7 +34,14 @@ type (
 	}
 	// Networks hands out network slots.
 	Networks interface {
-		Acquire(ctx context.Context, id sandbox.ID) (driver.Network, error)
+		// Acquire gives id a slot whose policy is p, or the slot that it has, as it is now.
+		Acquire(ctx context.Context, id sandbox.ID, p network.Policy) (driver.Network, error)
+		// SetPolicy replaces the policy in one step, which a cancelled context does not leave half done. Connections that the
+		// new one does not allow are reset when it returns. A slot without a link
+		// gets one, if p opens something: Acquire tells its addresses.
+		SetPolicy(ctx context.Context, id sandbox.ID, p network.Policy) error
+		// Refused is what the network refused to a sandbox since it has its slot.
+		Refused(id sandbox.ID) (network.Refusals, error)
 		Release(ctx context.Context, id sandbox.ID) error
 		// Traffic reads the counters of a slot, without its loopback.
 		Traffic(n driver.Network) (driver.Traffic, error)

@@ -8,6 +8,7 @@ import (
 
 	"dsec/internal/edge/driver"
 	"dsec/internal/edge/journal"
+	"dsec/internal/edge/network"
 	"dsec/internal/edge/steps"
 	"dsec/internal/rootfs"
 	"dsec/sandbox"
@@ -85,7 +86,7 @@ func teardownRootfs(ctx context.Context, m *making) error {
 }
 
 func setupNetwork(ctx context.Context, m *making) error {
-	n, err := m.e.o.Networks.Acquire(ctx, m.in.id)
+	n, err := m.e.o.Networks.Acquire(ctx, m.in.id, network.Policy{})
 	if err != nil {
 		return fmt.Errorf("acquiring network slot: %w", err)
 	}

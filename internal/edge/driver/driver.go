@@ -26,6 +26,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"net/netip"
 
 	"dsec/internal/rootfs"
 	"dsec/sandbox"
@@ -69,6 +70,8 @@ type Spec struct {
 type Network struct {
 	Namespace string `json:"namespace"` // path of the network namespace, owned by the initial user namespace
 	Sysfs     string `json:"sysfs"`     // path of the masked sysfs mount that belongs to it
+	// Addresses of its link to the outside; none where it has no link.
+	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
 // Cgroups are the groups the limits step made. Paths are absolute directories. On cgroup v2 with controllers V1 is empty;

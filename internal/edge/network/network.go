@@ -110,7 +110,10 @@ func parseNumber(name string) (n int, err error) {
 }
 
 // Acquire gives id a slot, the one it has if it has one already.
-func (s *Slots) Acquire(ctx context.Context, id sandbox.ID) (driver.Network, error) {
+func (s *Slots) Acquire(ctx context.Context, id sandbox.ID, p Policy) (driver.Network, error) {
+	if len(p.Open) > 0 {
+		return driver.Network{}, errNoLinks
+	}
 	if _, err := sandbox.ParseID(string(id)); err != nil {
 		return driver.Network{}, err
 	}
@@ -154,6 +157,20 @@ func (s *Slots) take(id sandbox.ID) (n int, ok bool, err error) {
 	s.wakeLocked()
 	return n, true, nil
 }
+
+// errNoLinks is of policies that open something.
+var errNoLinks = sandbox.Errorf(sandbox.Unsupported, "network_unavailable", "this version has no links to the outside")
+
+// SetPolicy replaces the policy of id.
+func (s *Slots) SetPolicy(_ context.Context, id sandbox.ID, p Policy) error {
+	if len(p.Open) > 0 {
+		return errNoLinks
+	}
+	return nil
+}
+
+// Refused is what was refused to id.
+func (s *Slots) Refused(sandbox.ID) (Refusals, error) { return Refusals{}, nil }
 
 // Release takes the slot of id back. It goes to the pool if it is as new and is destroyed otherwise. Call it once no process
 // of the sandbox is left. Without a slot it does nothing.

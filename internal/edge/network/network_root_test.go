@@ -42,7 +42,7 @@ func churn(dir string) {
 	s, err := Open(context.Background(), Options{RunDir: dir, Ready: 4})
 	for err == nil {
 		id := sandbox.NewID(edge)
-		if _, err = s.Acquire(context.Background(), id); err == nil && rand.IntN(4) > 0 {
+		if _, err = s.Acquire(context.Background(), id, Policy{}); err == nil && rand.IntN(4) > 0 {
 			err = s.Release(context.Background(), id)
 		}
 	}
@@ -97,7 +97,7 @@ func closeSlots(t testing.TB, s *Slots) {
 
 func acquire(t testing.TB, s *Slots, id sandbox.ID) string {
 	t.Helper()
-	n, err := s.Acquire(t.Context(), id)
+	n, err := s.Acquire(t.Context(), id, Policy{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,7 +306,7 @@ func TestConcurrentSandboxesNeverShareASlot(t *testing.T) {
 		wg.Go(func() {
 			for range 25 {
 				id := sandbox.NewID(edge)
-				n, err := s.Acquire(t.Context(), id)
+				n, err := s.Acquire(t.Context(), id, Policy{})
 				if err != nil {
 					t.Error(err)
 					return
@@ -370,11 +370,11 @@ func TestKilledProcessLeavesSlotsThatAreFoundOrRemoved(t *testing.T) {
 
 func TestBadIDsAndClosedSlotsAreRefused(t *testing.T) {
 	s := open(t, privateDir(t), 0)
-	if _, err := s.Acquire(t.Context(), "../../etc"); sandbox.ClassOf(err) != sandbox.InvalidArgument {
+	if _, err := s.Acquire(t.Context(), "../../etc", Policy{}); sandbox.ClassOf(err) != sandbox.InvalidArgument {
 		t.Errorf("a path as id: %v", err)
 	}
 	closeSlots(t, s)
-	if _, err := s.Acquire(t.Context(), sandbox.NewID(edge)); sandbox.ClassOf(err) != sandbox.Unavailable {
+	if _, err := s.Acquire(t.Context(), sandbox.NewID(edge), Policy{}); sandbox.ClassOf(err) != sandbox.Unavailable {
 		t.Errorf("Acquire after Close: %v", err)
 	}
 }

@@ -162,7 +162,7 @@ func (b *bench) specFor(id sandbox.ID) driver.Spec {
 	limits.PIDs = 64
 	groups, err := b.tree.Create(ctx, id, limits)
 	must(b.t, err)
-	net, err := b.slots.Acquire(ctx, id)
+	net, err := b.slots.Acquire(ctx, id, network.Policy{})
 	must(b.t, err)
 	upper := filepath.Join(b.dir, string(id))
 	for _, name := range []string{"u", "w", "etc"} {

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 
+	"dsec/internal/edge/network"
 	"dsec/sandbox"
 )
 
@@ -34,6 +35,7 @@ type Host struct {
 	hooks   map[string]func(context.Context, sandbox.ID) error
 	procs   map[sandbox.ID]*process // that this Host saw
 	oom     map[string]int64        // by v2 directory
+	policy  map[sandbox.ID]network.Policy
 	free    int64
 	total   int64
 }
@@ -42,7 +44,7 @@ type Host struct {
 func NewHost() *Host {
 	return &Host{
 		objects: make(map[string][]byte), hooks: make(map[string]func(context.Context, sandbox.ID) error),
-		procs: make(map[sandbox.ID]*process), oom: make(map[string]int64), free: 100 << 30, total: 200 << 30,
+		procs: make(map[sandbox.ID]*process), oom: make(map[string]int64), policy: make(map[sandbox.ID]network.Policy), free: 100 << 30, total: 200 << 30,
 	}
 }
 

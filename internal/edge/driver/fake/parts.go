@@ -3,9 +3,11 @@ package fake
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"dsec/internal/edge/driver"
+	"dsec/internal/edge/network"
 	"dsec/internal/rootfs"
 	"dsec/sandbox"
 )
@@ -87,9 +89,43 @@ func (u *Uppers) Free() (free, total int64, err error) {
 	return u.h.free, u.h.total, nil
 }
 
-func (n *Networks) Acquire(ctx context.Context, id sandbox.ID) (driver.Network, error) {
-	slot := driver.Network{Namespace: "/fake/net/" + string(id), Sysfs: "/fake/sysfs"}
+func (n *Networks) Acquire(ctx context.Context, id sandbox.ID, p network.Policy) (driver.Network, error) {
+	slot := fakeSlot(id, p)
+	n.h.setPolicy(id, p)
 	return slot, n.make(ctx, "Acquire", id, slot)
+}
+
+func fakeSlot(id sandbox.ID, p network.Policy) driver.Network {
+	slot := driver.Network{Namespace: "/fake/net/" + string(id), Sysfs: "/fake/sysfs"}
+	if len(p.Open) > 0 {
+		slot.Addresses = []netip.Addr{netip.MustParseAddr("198.18.0.16")}
+	}
+	return slot
+}
+
+// SetPolicy keeps p for Host.Policy.
+func (n *Networks) SetPolicy(ctx context.Context, id sandbox.ID, p network.Policy) error {
+	return n.h.call(ctx, "networks.SetPolicy", id, func() error {
+		n.h.setPolicy(id, p)
+		return nil
+	})
+}
+
+func (h *Host) setPolicy(id sandbox.ID, p network.Policy) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.policy[id] = p
+}
+
+// Policy is the last that Acquire or SetPolicy was given for id.
+func (h *Host) Policy(id sandbox.ID) network.Policy {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.policy[id]
+}
+
+func (n *Networks) Refused(sandbox.ID) (network.Refusals, error) {
+	return network.Refusals{Packets: 3, Reasons: map[string]int64{network.NotAllowed: 3}}, nil
 }
 
 func (n *Networks) Release(ctx context.Context, id sandbox.ID) error {

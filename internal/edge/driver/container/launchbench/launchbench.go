@@ -174,7 +174,7 @@ func (r *rig) measure(ctx context.Context, prepare func() error, op func(ctx con
 	nets := make([]driver.Network, r.o.Workers)
 	for i := range nets {
 		id := sandbox.NewID(edge)
-		n, err := r.slots.Acquire(ctx, id)
+		n, err := r.slots.Acquire(ctx, id, network.Policy{})
 		if err != nil {
 			return Result{}, err
 		}
