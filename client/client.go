@@ -60,6 +60,7 @@ type Client struct {
 	o            Options
 	sandboxes    dsecv1connect.SandboxServiceClient
 	environments dsecv1connect.EnvironmentServiceClient
+	networks     dsecv1connect.NetworkServiceClient
 	system       dsecv1connect.SystemServiceClient
 	http         *http.Client
 	transport    *http.Transport
@@ -100,6 +101,7 @@ func New(o Options) (*Client, error) {
 	}
 	c.sandboxes = dsecv1connect.NewSandboxServiceClient(c.http, c.base)
 	c.environments = dsecv1connect.NewEnvironmentServiceClient(c.http, c.base)
+	c.networks = dsecv1connect.NewNetworkServiceClient(c.http, c.base)
 	c.system = dsecv1connect.NewSystemServiceClient(c.http, c.base)
 	return c, nil
 }

@@ -17,6 +17,7 @@ const (
 // Bounds of network rules.
 const (
 	MaxNetworkRules     = 256 // of one sandbox
+	MaxNetworkEndpoints = 1024
 	MaxServiceEndpoints = 64
 	maxNetworkRule      = 300 // bytes
 )
@@ -157,6 +158,24 @@ func (e NetworkEndpoint) Prefix() (netip.Prefix, bool) {
 	return p, err == nil
 }
 
+// String is the endpoint as a rule has it.
+func (e NetworkEndpoint) String() string {
+	s := e.Host
+	if strings.ContainsRune(s, ':') && e.FirstPort != 0 {
+		s = "[" + s + "]"
+	}
+	if e.FirstPort != 0 {
+		s += ":" + strconv.Itoa(e.FirstPort)
+	}
+	if e.LastPort > e.FirstPort {
+		s += "-" + strconv.Itoa(e.LastPort)
+	}
+	if e.Protocol != TCP || e.FirstPort == 0 { // a bare prefix means both
+		s += "/" + e.Protocol
+	}
+	return s
+}
+
 // validate checks an endpoint of a rule or, for the operator, of a service.
 func (e NetworkEndpoint) validate(of string) error {
 	prefix, isPrefix := e.Prefix()
@@ -212,8 +231,8 @@ func (s Service) Validate() error {
 	return nil
 }
 
-// validateNetworkRules checks rules as far as that is possible without looking services up.
-func validateNetworkRules(rules map[string]bool) error {
+// ValidateNetworkRules checks rules as far as that is possible without looking services up.
+func ValidateNetworkRules(rules map[string]bool) error {
 	if len(rules) > MaxNetworkRules {
 		return Errorf(InvalidArgument, "invalid_network_rule", "%d network rules; at most %d", len(rules), MaxNetworkRules)
 	}
@@ -248,7 +267,11 @@ func (e NetworkEndpoint) covers(f NetworkEndpoint) bool {
 // contradiction, which is nobody's intention.
 func ValidateNetwork(rules []NetworkRule) error {
 	var denied []NetworkEndpoint
+	total := 0
 	for _, r := range rules {
+		if total += len(r.Endpoints); total > MaxNetworkEndpoints {
+			return Errorf(InvalidArgument, "invalid_network_rule", "the network rules stand for more than %d endpoints together", MaxNetworkEndpoints)
+		}
 		for _, e := range r.Endpoints {
 			if err := e.validate(r.Rule); err != nil {
 				return err

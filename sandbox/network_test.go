@@ -30,6 +30,9 @@ func TestParseNetworkRule(t *testing.T) {
 			if got[i] != want[i] {
 				t.Errorf("%s: %v", rule, got)
 			}
+			if again, err := ParseNetworkRule(got[i].String()); err != nil || len(again) != 1 || again[0] != got[i] {
+				t.Errorf("%s: written as %s it is %v, %v", rule, got[i], again, err)
+			}
 		}
 	}
 	for rule, reason := range map[string]string{

@@ -15,6 +15,10 @@ type Limits struct {
 	CPU    float64 // cores: a weight, and a cap where it is below the node's CPUs
 	PIDs   int64
 	Disk   int64 // bytes of the writable layer
+	Inodes int64 `json:",omitempty"` // of the writable layer; 0 = as many as Disk has room for
+
+	NetworkRate        int64 `json:",omitempty"` // bytes per second to the outside, and as many from there; 0 = no cap
+	NetworkConnections int64 `json:",omitempty"` // to the outside at a time
 }
 
 // A Spec is what somebody asks for. Names of environments are as given in a request and pinned ("name:tag@sha256:…")
@@ -54,6 +58,12 @@ const (
 	DefaultDisk        = 10 << 30
 	MinDisk            = 1 << 20
 	MaxDisk            = 16 << 40
+	MinInodes          = 64
+	MaxInodes          = 1 << 40
+	MinNetworkRate     = 1 << 10
+	MaxNetworkRate     = 1 << 40
+	DefaultConnections = 1024
+	MaxConnections     = 64 << 10
 	DefaultIdleTimeout = time.Hour
 	DefaultLifetime    = 24 * time.Hour
 	MaxLifetime        = 30 * 24 * time.Hour
@@ -70,6 +80,7 @@ func (s Spec) WithDefaults() Spec {
 	setDefault(&s.Limits.CPU, DefaultCPU)
 	setDefault(&s.Limits.PIDs, DefaultPIDs)
 	setDefault(&s.Limits.Disk, DefaultDisk)
+	setDefault(&s.Limits.NetworkConnections, DefaultConnections)
 	setDefault(&s.IdleTimeout, DefaultIdleTimeout)
 	setDefault(&s.Lifetime, DefaultLifetime)
 	if s.ReadyWhen != nil {
@@ -124,6 +135,12 @@ func (s Spec) Validate() error {
 		return bad("limit of %d pids; it must be between %d and %d", s.Limits.PIDs, MinPIDs, MaxPIDs)
 	case s.Limits.Disk < MinDisk || s.Limits.Disk > MaxDisk:
 		return bad("disk limit of %d bytes; it must be between 1 MiB and 16 TiB", s.Limits.Disk)
+	case s.Limits.Inodes != 0 && (s.Limits.Inodes < MinInodes || s.Limits.Inodes > MaxInodes):
+		return bad("limit of %d inodes; it must be at least %d", s.Limits.Inodes, MinInodes)
+	case s.Limits.NetworkRate != 0 && (s.Limits.NetworkRate < MinNetworkRate || s.Limits.NetworkRate > MaxNetworkRate):
+		return bad("network limit of %d bytes per second; it must be between 1 KiB and 1 TiB", s.Limits.NetworkRate)
+	case s.Limits.NetworkConnections < 1 || s.Limits.NetworkConnections > MaxConnections:
+		return bad("limit of %d network connections; it must be between 1 and %d", s.Limits.NetworkConnections, MaxConnections)
 	case s.IdleTimeout <= 0:
 		return bad("idle timeout (ttl_running_stop) must be greater than 0")
 	case s.Lifetime <= 0:
@@ -148,7 +165,7 @@ func (s Spec) Validate() error {
 	if err := s.validateStart(); err != nil {
 		return err
 	}
-	return validateNetworkRules(s.Network)
+	return ValidateNetworkRules(s.Network)
 }
 
 // maxEnvString is the kernel's bound of one string of a program's environment: "NAME=VALUE" and its NUL.

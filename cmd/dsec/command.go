@@ -34,6 +34,7 @@ const (
 	groupSandboxes    = "Sandboxes"
 	groupInside       = "Inside a sandbox"
 	groupEnvironments = "Environments"
+	groupNetwork      = "Network"
 	groupServers      = "Servers (started by `dsec up`, or by hand in a cluster)"
 	groupDiagnosis    = "Diagnosis"
 )

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	dsecv1 "dsec/api/dsec/v1"
 	"dsec/client"
 	"dsec/internal/image"
@@ -235,7 +233,7 @@ func (k environmentKind) inspectCommand() command {
 				if err != nil {
 					return err
 				}
-				var found []proto.Message
+				var found []any
 				for _, name := range args {
 					e, err := cl.GetEnvironment(ctx, k.kind, name)
 					if err != nil {

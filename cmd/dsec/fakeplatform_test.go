@@ -34,6 +34,7 @@ var testTime = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 type fakePlatform struct {
 	dsecv1connect.UnimplementedSandboxServiceHandler
 	dsecv1connect.UnimplementedEnvironmentServiceHandler
+	dsecv1connect.UnimplementedNetworkServiceHandler
 	dsecv1connect.UnimplementedSystemServiceHandler
 
 	server   *httptest.Server
@@ -61,6 +62,7 @@ type fakePlatform struct {
 	execs        []*dsecv1.Command
 	creates      []*dsecv1.SandboxSpec
 	inside       fakeInside
+	services     []*dsecv1.ServiceDefinition
 	running      sync.WaitGroup
 }
 
@@ -108,6 +110,7 @@ func newFakePlatform(t *testing.T) *fakePlatform {
 	mux := http.NewServeMux()
 	mux.Handle(dsecv1connect.NewSandboxServiceHandler(f))
 	mux.Handle(dsecv1connect.NewEnvironmentServiceHandler(f))
+	mux.Handle(dsecv1connect.NewNetworkServiceHandler(f))
 	mux.Handle(dsecv1connect.NewSystemServiceHandler(f))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/commands/{cmd}/{stream}", f.serveOutput)
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/commands/{cmd}/stdin", f.serveStdin)

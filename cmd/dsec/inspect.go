@@ -4,12 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 
-	"google.golang.org/protobuf/proto"
-
+	dsecv1 "dsec/api/dsec/v1"
 	"dsec/client"
 	"dsec/internal/image"
+	"dsec/sandbox"
 )
 
 var inspectCommand = command{
@@ -40,7 +41,7 @@ func setupInspect(f *flagSet) action {
 		if err != nil {
 			return err
 		}
-		found := make([]proto.Message, 0, len(args))
+		found := make([]any, 0, len(args))
 		for _, ref := range args {
 			m, err := inspect(ctx, cl, ref)
 			if err != nil {
@@ -53,7 +54,7 @@ func setupInspect(f *flagSet) action {
 }
 
 // inspect fetches what ref means.
-func inspect(ctx context.Context, cl *client.Client, ref string) (proto.Message, error) {
+func inspect(ctx context.Context, cl *client.Client, ref string) (any, error) {
 	if word, name, ok := strings.Cut(ref, "/"); ok && kindWords[word] != "" {
 		return cl.GetEnvironment(ctx, kindWords[word], name)
 	}
@@ -61,11 +62,45 @@ func inspect(ctx context.Context, cl *client.Client, ref string) (proto.Message,
 	if err != nil {
 		return nil, err
 	}
-	return sb.Get(ctx)
+	return inspectSandbox(ctx, sb)
+}
+
+// inspectSandbox is the sandbox as the API gives it; where it lives, with its network.
+func inspectSandbox(ctx context.Context, sb *client.Sandbox) (any, error) {
+	state, err := sb.Get(ctx)
+	if err != nil || state.GetState() != dsecv1.State_STATE_READY {
+		return state, err
+	}
+	n, err := sb.Network(ctx)
+	switch {
+	case err == nil:
+		return withNetwork{state, n}, nil
+	case sandbox.ClassOf(err) == sandbox.FailedPrecondition, sandbox.ClassOf(err) == sandbox.NotFound, sandbox.ClassOf(err) == sandbox.Unsupported:
+		return state, nil // it has ended meanwhile, or the platform is older
+	}
+	return nil, err
+}
+
+type withNetwork struct {
+	sandbox *dsecv1.Sandbox
+	network *dsecv1.NetworkStatus
+}
+
+// MarshalJSON adds the network to the sandbox's fields.
+func (w withNetwork) MarshalJSON() ([]byte, error) {
+	state, err := encode(w.sandbox)
+	if err != nil {
+		return nil, err
+	}
+	n, err := encode(w.network)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(state[:len(state)-1], []byte(`,"network":`), n, []byte("}")), nil
 }
 
 // printInspected prints lines of JSON, or for people an indented array.
-func (c *console) printInspected(found []proto.Message, lines bool) error {
+func (c *console) printInspected(found []any, lines bool) error {
 	var array []json.RawMessage
 	for _, m := range found {
 		line, err := encode(m)

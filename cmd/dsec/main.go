@@ -23,6 +23,7 @@ func commandTable() []command {
 		runCommand, psCommand, inspectCommand, rmCommand, statsCommand, watchCommand,
 		execCommand, shellCommand, attachCommand, logsCommand, killCommand, sessionCommand, cpCommand, filesCommand,
 		portForwardCommand, urlCommand, httpCommand, topCommand, signalCommand,
+		networkCommand, serviceCommand,
 		imageCommand, workspaceCommand, toolkitCommand,
 		doctorCommand, versionCommand,
 		edgeCommand,

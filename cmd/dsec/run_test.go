@@ -41,13 +41,15 @@ func TestRunFlagsBecomeTheSpec(t *testing.T) {
 	h.vars["FROM_HERE"] = "yes"
 	got := h.run("run", "-m512m", "--cpus", "1.5", "--pids=100", "--disk", "1g", "--ttl", "5m", "--lifetime=1h", "--rm",
 		"-e", "A=b=c", "-e", "FROM_HERE", "-e", "NOT_HERE", "-l", "job=17", "--workspace", "w:1", "--toolkit", "t:1", "--toolkit", "t:2",
-		"-u", "nobody", "-w", "/tmp", "--name", "N", "--hostname", "box", "--network", "pypi=false", "debian:12", "--timeout", "1500ms", "true")
+		"-u", "nobody", "-w", "/tmp", "--name", "N", "--hostname", "box", "--network", "pypi=false", "--network", "10.0.0.0/8:443", "--network", "npm=1",
+		"--inodes", "1000", "--network-bandwidth", "10m", "--network-connections", "7", "debian:12", "--timeout", "1500ms", "true")
 	h.want(got, "", "", 0)
 	s, l := h.f.creates[0], h.f.creates[0].Limits
 	if s.Image != "debian:12" || l.MemoryBytes != 512<<20 || l.CpuCores != 1.5 || l.Pids != 100 || l.DiskBytes != 1<<30 ||
 		s.IdleTimeoutSeconds != 300 || s.LifetimeSeconds != 3600 || s.Env["A"] != "b=c" || s.Env["FROM_HERE"] != "yes" || len(s.Env) != 2 ||
 		s.Labels["job"] != "17" || s.Workspace != "w:1" || strings.Join(s.Toolkits, " ") != "t:1 t:2" || s.User != "nobody" || s.Workdir != "/tmp" ||
-		s.Name != "N" || s.Hostname != "box" || s.NetworkRules["pypi"] || len(s.NetworkRules) != 1 {
+		s.Name != "N" || s.Hostname != "box" || s.NetworkRules["pypi"] || !s.NetworkRules["10.0.0.0/8:443"] || !s.NetworkRules["npm"] ||
+		len(s.NetworkRules) != 3 || l.Inodes != 1000 || l.NetworkBytesPerSecond != 10<<20 || l.NetworkConnections != 7 {
 		t.Fatalf("spec %v", s)
 	}
 	if c := h.f.execs[0]; c.TimeoutSeconds != 1.5 || len(c.Argv) != 1 || c.StdinFollows {
@@ -192,6 +194,7 @@ func TestRunUsage(t *testing.T) {
 		{[]string{"run", "--shell", "x", "debian", "true"}, "--shell"},
 		{[]string{"run", "-e", "=x", "debian", "true"}, "KEY=VALUE"},
 		{[]string{"run", "--network", "pypi=perhaps", "debian", "true"}, "true or false"},
+		{[]string{"run", "--network", "pypi", "--network", "pypi=false", "debian", "true"}, "twice"},
 		{[]string{"run", "-l", "job", "debian", "true"}, "KEY=VALUE"},
 	} {
 		got := h.run(c.args...)

@@ -19,7 +19,8 @@ type specFlags struct {
 	name, hostname                 string
 	memory, disk                   byteCount
 	cpus                           float64
-	pids                           int64
+	pids, inodes, connections      int64
+	bandwidth                      byteCount
 	idle, lifetime, timeout        period
 	interactive, asJSON, trusted   bool
 	shell, tag                     string
@@ -71,7 +72,7 @@ func (o *specFlags) registerSpec(f *flagSet) {
 	f.letter("l", "label")
 	f.StringVar(&o.workspace, "workspace", "", "workspace `NAME[:TAG]` above the image")
 	f.Var(&o.toolkits, "toolkit", "toolkit `NAME[:TAG]` above image and workspace; may be repeated, later ones on top")
-	f.Var(&o.network, "network", "`SERVICE=true|false`: whether the sandbox may reach a service; may be repeated. none: as it is without")
+	f.Var(&o.network, "network", "`RULE`: a service, host:port or prefix that the sandbox may reach, or with =false not; may be repeated")
 	f.StringVar(&o.name, "name", "", "`NAME` for people")
 	f.StringVar(&o.hostname, "hostname", "", "host `NAME` inside, instead of the sandbox's id")
 	f.Var(&o.memory, "memory", "memory limit, a `SIZE` like 512m (default 2g)")
@@ -79,6 +80,9 @@ func (o *specFlags) registerSpec(f *flagSet) {
 	f.Var(&o.disk, "disk", "limit of the writable layer, a `SIZE` like 1g (default 10g)")
 	f.Float64Var(&o.cpus, "cpus", 0, "`CORES`: a weight, and a cap below the node's CPUs (default 1)")
 	f.Int64Var(&o.pids, "pids", 0, "limit of processes and threads, a `NUMBER` (default 4096)")
+	f.Int64Var(&o.inodes, "inodes", 0, "limit of files in the writable layer, a `NUMBER` (default: as many as --disk has room for)")
+	f.Var(&o.bandwidth, "network-bandwidth", "bytes per second to the outside and from there, a `SIZE` like 10m (default: no cap)")
+	f.Int64Var(&o.connections, "network-connections", 0, "connections to the outside at a time, a `NUMBER` (default 1024)")
 	f.Var(&o.idle, "ttl", "the sandbox ends after this `DURATION` without a command or request (default 1h)")
 	f.StringVar(&o.start, "start", "", "run this `SCRIPT` from the sandbox's start on, beside all else; its command id is start")
 	o.readiness.register(f)
@@ -108,7 +112,7 @@ func (o *specFlags) registerCommand(f *flagSet) {
 func (o *specFlags) spec(image string, getenv func(string) string) (*dsecv1.SandboxSpec, error) {
 	env, envErr := environment(o.env, getenv)
 	labels, labelErr := pairs(o.labels, "label")
-	network, networkErr := services(o.network)
+	network, networkErr := networkRules(o.network)
 	probe, probeErr := o.readiness.probe()
 	if err := errors.Join(envErr, labelErr, networkErr, probeErr); err != nil {
 		return nil, err
@@ -128,6 +132,10 @@ func (o *specFlags) spec(image string, getenv func(string) string) (*dsecv1.Sand
 			CpuCores:    o.cpus,
 			Pids:        o.pids,
 			DiskBytes:   int64(o.disk),
+			Inodes:      o.inodes,
+
+			NetworkBytesPerSecond: int64(o.bandwidth),
+			NetworkConnections:    o.connections,
 		},
 		IdleTimeoutSeconds: wholeSeconds(o.idle),
 		LifetimeSeconds:    wholeSeconds(o.lifetime),

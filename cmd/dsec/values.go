@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -121,27 +120,4 @@ func environment(l list, getenv func(string) string) (map[string]string, error) 
 		full = append(full, s)
 	}
 	return pairs(full, "environment variable")
-}
-
-// services parses --network SERVICE=true|false, or docker's none: a sandbox reaches nothing that no rule allows.
-func services(l list) (map[string]bool, error) {
-	if slices.Contains(l, "none") {
-		if len(l) > 1 {
-			return nil, usagef("--network none contradicts the other --network flags")
-		}
-		return nil, nil
-	}
-	text, err := pairs(l, "network rule")
-	if err != nil || text == nil {
-		return nil, err
-	}
-	m := make(map[string]bool, len(text))
-	for k, v := range text {
-		allowed, err := strconv.ParseBool(v)
-		if err != nil {
-			return nil, usagef("network rule %q must be true or false", k+"="+v)
-		}
-		m[k] = allowed
-	}
-	return m, nil
 }

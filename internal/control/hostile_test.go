@@ -114,7 +114,7 @@ func TestAReaderChangesNothing(t *testing.T) {
 			t.Errorf("%s: %d %s", pattern, code, body)
 		}
 	}
-	if reads != 20 {
+	if reads != 23 {
 		t.Errorf("%d routes to read", reads)
 	}
 	if live := p.edges[0].Live(); len(live) != 1 || string(live[0]) != id {

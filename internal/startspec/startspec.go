@@ -1,5 +1,5 @@
-// Package startspec translates commands, and a sandbox's start command and probe, between the wire and the domain, once for
-// apiserver and edge. It checks nothing but what the domain's types cannot hold: their Validate does the rest.
+// Package startspec translates commands, and a sandbox's limits, start command, probe and network rules, between the wire and
+// the domain, once for apiserver and edge. It checks nothing but what the domain's types cannot hold: their Validate does the rest.
 package startspec
 
 import (
@@ -10,8 +10,13 @@ import (
 	"dsec/sandbox"
 )
 
-// FromWire sets s's start command and probe.
+// FromWire sets s's limits, start command and probe.
 func FromWire(p *dsecv1.SandboxSpec, s *sandbox.Spec) error {
+	l := p.GetLimits()
+	s.Limits = sandbox.Limits{
+		Memory: l.GetMemoryBytes(), CPU: l.GetCpuCores(), PIDs: l.GetPids(), Disk: l.GetDiskBytes(), Inodes: l.GetInodes(),
+		NetworkRate: l.GetNetworkBytesPerSecond(), NetworkConnections: l.GetNetworkConnections(),
+	}
 	if c := p.GetStart(); c != nil {
 		start, err := Command(c)
 		if err != nil {
@@ -58,8 +63,13 @@ func Unknown(p *dsecv1.SandboxSpec) bool {
 	return false
 }
 
-// ToWire sets p's start command and probe.
+// ToWire sets p's limits, start command and probe.
 func ToWire(s *sandbox.Spec, p *dsecv1.SandboxSpec) {
+	l := s.Limits
+	p.Limits = &dsecv1.Limits{
+		MemoryBytes: l.Memory, CpuCores: l.CPU, Pids: l.PIDs, DiskBytes: l.Disk, Inodes: l.Inodes,
+		NetworkBytesPerSecond: l.NetworkRate, NetworkConnections: l.NetworkConnections,
+	}
 	if s.Start != nil {
 		p.Start = wireCommand(s.Start)
 	}

@@ -335,13 +335,16 @@ func (x *Reason) GetAt() *timestamppb.Timestamp {
 }
 
 type Limits struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	MemoryBytes   int64                  `protobuf:"varint,1,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // hard; at least 16 MiB; 0 = default
-	CpuCores      float64                `protobuf:"fixed64,2,opt,name=cpu_cores,json=cpuCores,proto3" json:"cpu_cores,omitempty"`         // weight, and a hard cap where it is below the node's CPUs; 0 = default
-	Pids          int64                  `protobuf:"varint,3,opt,name=pids,proto3" json:"pids,omitempty"`                                  // tasks; 0 = default
-	DiskBytes     int64                  `protobuf:"varint,4,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`       // hard quota of the writable layer; 0 = default
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state                 protoimpl.MessageState `protogen:"open.v1"`
+	MemoryBytes           int64                  `protobuf:"varint,1,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`                                   // hard; at least 16 MiB; 0 = default
+	CpuCores              float64                `protobuf:"fixed64,2,opt,name=cpu_cores,json=cpuCores,proto3" json:"cpu_cores,omitempty"`                                           // weight, and a hard cap where it is below the node's CPUs; 0 = default
+	Pids                  int64                  `protobuf:"varint,3,opt,name=pids,proto3" json:"pids,omitempty"`                                                                    // tasks; 0 = default
+	DiskBytes             int64                  `protobuf:"varint,4,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`                                         // hard quota of the writable layer; 0 = default
+	Inodes                int64                  `protobuf:"varint,5,opt,name=inodes,proto3" json:"inodes,omitempty"`                                                                // files of the writable layer; 0 = as many as disk_bytes allows. Refused where the host cannot count them
+	NetworkBytesPerSecond int64                  `protobuf:"varint,6,opt,name=network_bytes_per_second,json=networkBytesPerSecond,proto3" json:"network_bytes_per_second,omitempty"` // each way, of what goes through the node's relay; 0 = no cap
+	NetworkConnections    int64                  `protobuf:"varint,7,opt,name=network_connections,json=networkConnections,proto3" json:"network_connections,omitempty"`              // to the outside at a time; 0 = default
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *Limits) Reset() {
@@ -402,6 +405,27 @@ func (x *Limits) GetDiskBytes() int64 {
 	return 0
 }
 
+func (x *Limits) GetInodes() int64 {
+	if x != nil {
+		return x.Inodes
+	}
+	return 0
+}
+
+func (x *Limits) GetNetworkBytesPerSecond() int64 {
+	if x != nil {
+		return x.NetworkBytesPerSecond
+	}
+	return 0
+}
+
+func (x *Limits) GetNetworkConnections() int64 {
+	if x != nil {
+		return x.NetworkConnections
+	}
+	return 0
+}
+
 type SandboxSpec struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
 	Backend            string                 `protobuf:"bytes,1,opt,name=backend,proto3" json:"backend,omitempty"`     // "container"; "" = container
@@ -413,11 +437,13 @@ type SandboxSpec struct {
 	LifetimeSeconds    int64                  `protobuf:"varint,7,opt,name=lifetime_seconds,json=lifetimeSeconds,proto3" json:"lifetime_seconds,omitempty"`            // absolute; 0 = default 24 h
 	Labels             map[string]string      `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Env                map[string]string      `protobuf:"bytes,9,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	User               string                 `protobuf:"bytes,10,opt,name=user,proto3" json:"user,omitempty"`                                                                                                                // SDK: init_user; name, uid, "name:group" or "uid:gid"; default user of commands; "" = the image's, else root
-	Workdir            string                 `protobuf:"bytes,11,opt,name=workdir,proto3" json:"workdir,omitempty"`                                                                                                          // default working directory; "" = the image's, else /
-	NetworkRules       map[string]bool        `protobuf:"bytes,12,rep,name=network_rules,json=networkRules,proto3" json:"network_rules,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // service -> allowed
-	Hostname           string                 `protobuf:"bytes,13,opt,name=hostname,proto3" json:"hostname,omitempty"`                                                                                                        // "" = the id
-	Name               string                 `protobuf:"bytes,14,opt,name=name,proto3" json:"name,omitempty"`                                                                                                                // free text for people, at most 128 bytes
+	User               string                 `protobuf:"bytes,10,opt,name=user,proto3" json:"user,omitempty"`       // SDK: init_user; name, uid, "name:group" or "uid:gid"; default user of commands; "" = the image's, else root
+	Workdir            string                 `protobuf:"bytes,11,opt,name=workdir,proto3" json:"workdir,omitempty"` // default working directory; "" = the image's, else /
+	// What the sandbox may reach; nothing else. Keys are names of services, "host:port", "prefix" or "prefix:port", the last
+	// three with "/tcp" or "/udp" (tcp). A false beats every true.
+	NetworkRules map[string]bool `protobuf:"bytes,12,rep,name=network_rules,json=networkRules,proto3" json:"network_rules,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Hostname     string          `protobuf:"bytes,13,opt,name=hostname,proto3" json:"hostname,omitempty"` // "" = the id
+	Name         string          `protobuf:"bytes,14,opt,name=name,proto3" json:"name,omitempty"`         // free text for people, at most 128 bytes
 	// Started once aether answers, with the id "start"; it runs beside all others. Unset = nothing runs by itself.
 	Start *Command `protobuf:"bytes,15,opt,name=start,proto3" json:"start,omitempty"`
 	// The sandbox is not ready before this has succeeded; create fails with reason "probe_failed" if it does not in time.
@@ -4424,33 +4450,35 @@ func (x *GetMetricsResponse) GetMetrics() *Metrics {
 
 // Metrics are of the kernel's own accounts. Counters begin at the sandbox's creation.
 type Metrics struct {
-	state               protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId           string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	At                  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
-	Generation          int64                  `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
-	CpuSeconds          float64                `protobuf:"fixed64,4,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`
-	CpuLimitCores       float64                `protobuf:"fixed64,5,opt,name=cpu_limit_cores,json=cpuLimitCores,proto3" json:"cpu_limit_cores,omitempty"`
-	CpuThrottledPeriods int64                  `protobuf:"varint,6,opt,name=cpu_throttled_periods,json=cpuThrottledPeriods,proto3" json:"cpu_throttled_periods,omitempty"`
-	CpuThrottledSeconds float64                `protobuf:"fixed64,7,opt,name=cpu_throttled_seconds,json=cpuThrottledSeconds,proto3" json:"cpu_throttled_seconds,omitempty"`
-	MemoryBytes         int64                  `protobuf:"varint,8,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // with page cache charged to it
-	MemoryAnonBytes     int64                  `protobuf:"varint,9,opt,name=memory_anon_bytes,json=memoryAnonBytes,proto3" json:"memory_anon_bytes,omitempty"`
-	MemoryPeakBytes     int64                  `protobuf:"varint,10,opt,name=memory_peak_bytes,json=memoryPeakBytes,proto3" json:"memory_peak_bytes,omitempty"`
-	MemoryLimitBytes    int64                  `protobuf:"varint,11,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
-	MemoryLimitHits     int64                  `protobuf:"varint,12,opt,name=memory_limit_hits,json=memoryLimitHits,proto3" json:"memory_limit_hits,omitempty"`
-	OomKills            int64                  `protobuf:"varint,13,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
-	DiskBytes           int64                  `protobuf:"varint,14,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
-	DiskLimitBytes      int64                  `protobuf:"varint,15,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
-	Pids                int64                  `protobuf:"varint,16,opt,name=pids,proto3" json:"pids,omitempty"`
-	PidsLimit           int64                  `protobuf:"varint,17,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
-	PidsLimitHits       int64                  `protobuf:"varint,18,opt,name=pids_limit_hits,json=pidsLimitHits,proto3" json:"pids_limit_hits,omitempty"`
-	NetworkRxBytes      int64                  `protobuf:"varint,19,opt,name=network_rx_bytes,json=networkRxBytes,proto3" json:"network_rx_bytes,omitempty"`
-	NetworkTxBytes      int64                  `protobuf:"varint,20,opt,name=network_tx_bytes,json=networkTxBytes,proto3" json:"network_tx_bytes,omitempty"`
-	NetworkRxPackets    int64                  `protobuf:"varint,21,opt,name=network_rx_packets,json=networkRxPackets,proto3" json:"network_rx_packets,omitempty"`
-	NetworkTxPackets    int64                  `protobuf:"varint,22,opt,name=network_tx_packets,json=networkTxPackets,proto3" json:"network_tx_packets,omitempty"`
-	AetherMemoryBytes   int64                  `protobuf:"varint,23,opt,name=aether_memory_bytes,json=aetherMemoryBytes,proto3" json:"aether_memory_bytes,omitempty"`
-	Unavailable         []string               `protobuf:"bytes,24,rep,name=unavailable,proto3" json:"unavailable,omitempty"` // names of fields that this host cannot measure
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	state                 protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId             string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	At                    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	Generation            int64                  `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	CpuSeconds            float64                `protobuf:"fixed64,4,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`
+	CpuLimitCores         float64                `protobuf:"fixed64,5,opt,name=cpu_limit_cores,json=cpuLimitCores,proto3" json:"cpu_limit_cores,omitempty"`
+	CpuThrottledPeriods   int64                  `protobuf:"varint,6,opt,name=cpu_throttled_periods,json=cpuThrottledPeriods,proto3" json:"cpu_throttled_periods,omitempty"`
+	CpuThrottledSeconds   float64                `protobuf:"fixed64,7,opt,name=cpu_throttled_seconds,json=cpuThrottledSeconds,proto3" json:"cpu_throttled_seconds,omitempty"`
+	MemoryBytes           int64                  `protobuf:"varint,8,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // with page cache charged to it
+	MemoryAnonBytes       int64                  `protobuf:"varint,9,opt,name=memory_anon_bytes,json=memoryAnonBytes,proto3" json:"memory_anon_bytes,omitempty"`
+	MemoryPeakBytes       int64                  `protobuf:"varint,10,opt,name=memory_peak_bytes,json=memoryPeakBytes,proto3" json:"memory_peak_bytes,omitempty"`
+	MemoryLimitBytes      int64                  `protobuf:"varint,11,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
+	MemoryLimitHits       int64                  `protobuf:"varint,12,opt,name=memory_limit_hits,json=memoryLimitHits,proto3" json:"memory_limit_hits,omitempty"`
+	OomKills              int64                  `protobuf:"varint,13,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
+	DiskBytes             int64                  `protobuf:"varint,14,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DiskLimitBytes        int64                  `protobuf:"varint,15,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
+	Pids                  int64                  `protobuf:"varint,16,opt,name=pids,proto3" json:"pids,omitempty"`
+	PidsLimit             int64                  `protobuf:"varint,17,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
+	PidsLimitHits         int64                  `protobuf:"varint,18,opt,name=pids_limit_hits,json=pidsLimitHits,proto3" json:"pids_limit_hits,omitempty"`
+	NetworkRxBytes        int64                  `protobuf:"varint,19,opt,name=network_rx_bytes,json=networkRxBytes,proto3" json:"network_rx_bytes,omitempty"`
+	NetworkTxBytes        int64                  `protobuf:"varint,20,opt,name=network_tx_bytes,json=networkTxBytes,proto3" json:"network_tx_bytes,omitempty"`
+	NetworkRxPackets      int64                  `protobuf:"varint,21,opt,name=network_rx_packets,json=networkRxPackets,proto3" json:"network_rx_packets,omitempty"`
+	NetworkTxPackets      int64                  `protobuf:"varint,22,opt,name=network_tx_packets,json=networkTxPackets,proto3" json:"network_tx_packets,omitempty"`
+	AetherMemoryBytes     int64                  `protobuf:"varint,23,opt,name=aether_memory_bytes,json=aetherMemoryBytes,proto3" json:"aether_memory_bytes,omitempty"`
+	NetworkRefusedPackets int64                  `protobuf:"varint,25,opt,name=network_refused_packets,json=networkRefusedPackets,proto3" json:"network_refused_packets,omitempty"`
+	NetworkConnections    int64                  `protobuf:"varint,26,opt,name=network_connections,json=networkConnections,proto3" json:"network_connections,omitempty"` // to the outside, now
+	Unavailable           []string               `protobuf:"bytes,24,rep,name=unavailable,proto3" json:"unavailable,omitempty"`                                          // names of fields that this host cannot measure
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *Metrics) Reset() {
@@ -4644,9 +4672,956 @@ func (x *Metrics) GetAetherMemoryBytes() int64 {
 	return 0
 }
 
+func (x *Metrics) GetNetworkRefusedPackets() int64 {
+	if x != nil {
+		return x.NetworkRefusedPackets
+	}
+	return 0
+}
+
+func (x *Metrics) GetNetworkConnections() int64 {
+	if x != nil {
+		return x.NetworkConnections
+	}
+	return 0
+}
+
 func (x *Metrics) GetUnavailable() []string {
 	if x != nil {
 		return x.Unavailable
+	}
+	return nil
+}
+
+// A ServiceDefinition is what a name in network rules stands for. Sandboxes keep what it stood for when their rules were set.
+type ServiceDefinition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`           // lower-case letters, digits, -; at most 63
+	Endpoints     []*NetworkEndpoint     `protobuf:"bytes,2,rep,name=endpoints,proto3" json:"endpoints,omitempty"` // 1 to 64
+	Description   string                 `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
+	ChangedBy     string                 `protobuf:"bytes,5,opt,name=changed_by,json=changedBy,proto3" json:"changed_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceDefinition) Reset() {
+	*x = ServiceDefinition{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceDefinition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceDefinition) ProtoMessage() {}
+
+func (x *ServiceDefinition) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceDefinition.ProtoReflect.Descriptor instead.
+func (*ServiceDefinition) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *ServiceDefinition) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServiceDefinition) GetEndpoints() []*NetworkEndpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *ServiceDefinition) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *ServiceDefinition) GetChangedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ChangedAt
+	}
+	return nil
+}
+
+func (x *ServiceDefinition) GetChangedBy() string {
+	if x != nil {
+		return x.ChangedBy
+	}
+	return ""
+}
+
+type NetworkEndpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`                          // a name, which each node resolves and refreshes, an address, or a prefix
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`                         // 0 = all, for prefixes only
+	LastPort      uint32                 `protobuf:"varint,3,opt,name=last_port,json=lastPort,proto3" json:"last_port,omitempty"` // of a range; 0 = port
+	Protocol      string                 `protobuf:"bytes,4,opt,name=protocol,proto3" json:"protocol,omitempty"`                  // "tcp", "udp"; "" = tcp
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkEndpoint) Reset() {
+	*x = NetworkEndpoint{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkEndpoint) ProtoMessage() {}
+
+func (x *NetworkEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkEndpoint.ProtoReflect.Descriptor instead.
+func (*NetworkEndpoint) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *NetworkEndpoint) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *NetworkEndpoint) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *NetworkEndpoint) GetLastPort() uint32 {
+	if x != nil {
+		return x.LastPort
+	}
+	return 0
+}
+
+func (x *NetworkEndpoint) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+type PutServiceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       *ServiceDefinition     `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	CreateOnly    bool                   `protobuf:"varint,2,opt,name=create_only,json=createOnly,proto3" json:"create_only,omitempty"` // fails with reason "service_exists" if there is one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutServiceRequest) Reset() {
+	*x = PutServiceRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutServiceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutServiceRequest) ProtoMessage() {}
+
+func (x *PutServiceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutServiceRequest.ProtoReflect.Descriptor instead.
+func (*PutServiceRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *PutServiceRequest) GetService() *ServiceDefinition {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+func (x *PutServiceRequest) GetCreateOnly() bool {
+	if x != nil {
+		return x.CreateOnly
+	}
+	return false
+}
+
+type PutServiceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       *ServiceDefinition     `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutServiceResponse) Reset() {
+	*x = PutServiceResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutServiceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutServiceResponse) ProtoMessage() {}
+
+func (x *PutServiceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutServiceResponse.ProtoReflect.Descriptor instead.
+func (*PutServiceResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *PutServiceResponse) GetService() *ServiceDefinition {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+type GetServiceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetServiceRequest) Reset() {
+	*x = GetServiceRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetServiceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetServiceRequest) ProtoMessage() {}
+
+func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetServiceRequest.ProtoReflect.Descriptor instead.
+func (*GetServiceRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *GetServiceRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type GetServiceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       *ServiceDefinition     `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetServiceResponse) Reset() {
+	*x = GetServiceResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetServiceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetServiceResponse) ProtoMessage() {}
+
+func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetServiceResponse.ProtoReflect.Descriptor instead.
+func (*GetServiceResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *GetServiceResponse) GetService() *ServiceDefinition {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+type ListServicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesRequest) Reset() {
+	*x = ListServicesRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesRequest) ProtoMessage() {}
+
+func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
+func (*ListServicesRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *ListServicesRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListServicesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListServicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Services      []*ServiceDefinition   `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"` // by name
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesResponse) Reset() {
+	*x = ListServicesResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesResponse) ProtoMessage() {}
+
+func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
+func (*ListServicesResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *ListServicesResponse) GetServices() []*ServiceDefinition {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *ListServicesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type RemoveServiceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveServiceRequest) Reset() {
+	*x = RemoveServiceRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveServiceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveServiceRequest) ProtoMessage() {}
+
+func (x *RemoveServiceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveServiceRequest.ProtoReflect.Descriptor instead.
+func (*RemoveServiceRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *RemoveServiceRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveServiceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveServiceResponse) Reset() {
+	*x = RemoveServiceResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveServiceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveServiceResponse) ProtoMessage() {}
+
+func (x *RemoveServiceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveServiceResponse.ProtoReflect.Descriptor instead.
+func (*RemoveServiceResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{71}
+}
+
+type SetNetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	NetworkRules  map[string]bool        `protobuf:"bytes,2,rep,name=network_rules,json=networkRules,proto3" json:"network_rules,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // all of them: what is not named is closed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNetworkRequest) Reset() {
+	*x = SetNetworkRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNetworkRequest) ProtoMessage() {}
+
+func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
+func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *SetNetworkRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *SetNetworkRequest) GetNetworkRules() map[string]bool {
+	if x != nil {
+		return x.NetworkRules
+	}
+	return nil
+}
+
+type SetNetworkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNetworkResponse) Reset() {
+	*x = SetNetworkResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNetworkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNetworkResponse) ProtoMessage() {}
+
+func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
+func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *SetNetworkResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type GetNetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetNetworkRequest) Reset() {
+	*x = GetNetworkRequest{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetNetworkRequest) ProtoMessage() {}
+
+func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetNetworkRequest.ProtoReflect.Descriptor instead.
+func (*GetNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *GetNetworkRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+type GetNetworkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Network       *NetworkStatus         `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetNetworkResponse) Reset() {
+	*x = GetNetworkResponse{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetNetworkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetNetworkResponse) ProtoMessage() {}
+
+func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetNetworkResponse.ProtoReflect.Descriptor instead.
+func (*GetNetworkResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *GetNetworkResponse) GetNetwork() *NetworkStatus {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+type NetworkStatus struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Rules          []*NetworkRuleStatus   `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`              // by rule
+	Addresses      []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`      // of the sandbox on its link; none where nothing is open
+	Connections    int64                  `protobuf:"varint,3,opt,name=connections,proto3" json:"connections,omitempty"` // to the outside, now
+	RefusedPackets int64                  `protobuf:"varint,4,opt,name=refused_packets,json=refusedPackets,proto3" json:"refused_packets,omitempty"`
+	Refused        []*RefusedTraffic      `protobuf:"bytes,5,rep,name=refused,proto3" json:"refused,omitempty"` // samples of the latest destinations, most recent first, at most 64
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *NetworkStatus) Reset() {
+	*x = NetworkStatus{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkStatus) ProtoMessage() {}
+
+func (x *NetworkStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkStatus.ProtoReflect.Descriptor instead.
+func (*NetworkStatus) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *NetworkStatus) GetRules() []*NetworkRuleStatus {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *NetworkStatus) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *NetworkStatus) GetConnections() int64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *NetworkStatus) GetRefusedPackets() int64 {
+	if x != nil {
+		return x.RefusedPackets
+	}
+	return 0
+}
+
+func (x *NetworkStatus) GetRefused() []*RefusedTraffic {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+type NetworkRuleStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
+	Allowed       bool                   `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Endpoints     []*NetworkEndpoint     `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"` // that its names stand for now
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`         // why a name stands for nothing new; what it stood for stays
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkRuleStatus) Reset() {
+	*x = NetworkRuleStatus{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRuleStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRuleStatus) ProtoMessage() {}
+
+func (x *NetworkRuleStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRuleStatus.ProtoReflect.Descriptor instead.
+func (*NetworkRuleStatus) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *NetworkRuleStatus) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *NetworkRuleStatus) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *NetworkRuleStatus) GetEndpoints() []*NetworkEndpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *NetworkRuleStatus) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *NetworkRuleStatus) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type RefusedTraffic struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Destination   string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"` // address; "" where there is none
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // "tcp", "udp", "icmp", or the number
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`     // "no_rule", "undeniable", "spoofed", "malformed", "too_many_connections"
+	Packets       int64                  `protobuf:"varint,5,opt,name=packets,proto3" json:"packets,omitempty"`
+	LastAt        *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_at,json=lastAt,proto3" json:"last_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedTraffic) Reset() {
+	*x = RefusedTraffic{}
+	mi := &file_dsec_v1_dsec_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedTraffic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedTraffic) ProtoMessage() {}
+
+func (x *RefusedTraffic) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_dsec_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedTraffic.ProtoReflect.Descriptor instead.
+func (*RefusedTraffic) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *RefusedTraffic) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *RefusedTraffic) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *RefusedTraffic) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *RefusedTraffic) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RefusedTraffic) GetPackets() int64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *RefusedTraffic) GetLastAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastAt
 	}
 	return nil
 }
@@ -4670,7 +5645,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[62]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4682,7 +5657,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[62]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4695,7 +5670,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{62}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Process) GetPid() int32 {
@@ -4784,7 +5759,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[63]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4796,7 +5771,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[63]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4809,7 +5784,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{63}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListProcessesRequest) GetSandboxId() string {
@@ -4829,7 +5804,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[64]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4841,7 +5816,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[64]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4854,7 +5829,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{64}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*Process {
@@ -4883,7 +5858,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[65]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4895,7 +5870,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[65]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4908,7 +5883,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{65}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *SignalProcessRequest) GetSandboxId() string {
@@ -4947,7 +5922,7 @@ type SignalProcessResponse struct {
 
 func (x *SignalProcessResponse) Reset() {
 	*x = SignalProcessResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[66]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4959,7 +5934,7 @@ func (x *SignalProcessResponse) String() string {
 func (*SignalProcessResponse) ProtoMessage() {}
 
 func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[66]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4972,7 +5947,7 @@ func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessResponse.ProtoReflect.Descriptor instead.
 func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{66}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{83}
 }
 
 type WatchSandboxesRequest struct {
@@ -4989,7 +5964,7 @@ type WatchSandboxesRequest struct {
 
 func (x *WatchSandboxesRequest) Reset() {
 	*x = WatchSandboxesRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[67]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5001,7 +5976,7 @@ func (x *WatchSandboxesRequest) String() string {
 func (*WatchSandboxesRequest) ProtoMessage() {}
 
 func (x *WatchSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[67]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5014,7 +5989,7 @@ func (x *WatchSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*WatchSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{67}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *WatchSandboxesRequest) GetLabels() map[string]string {
@@ -5061,7 +6036,7 @@ type WatchSandboxesResponse struct {
 
 func (x *WatchSandboxesResponse) Reset() {
 	*x = WatchSandboxesResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[68]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5073,7 +6048,7 @@ func (x *WatchSandboxesResponse) String() string {
 func (*WatchSandboxesResponse) ProtoMessage() {}
 
 func (x *WatchSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[68]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5086,7 +6061,7 @@ func (x *WatchSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*WatchSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{68}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *WatchSandboxesResponse) GetEvent() isWatchSandboxesResponse_Event {
@@ -5185,7 +6160,7 @@ type CommandEvent struct {
 
 func (x *CommandEvent) Reset() {
 	*x = CommandEvent{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[69]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5197,7 +6172,7 @@ func (x *CommandEvent) String() string {
 func (*CommandEvent) ProtoMessage() {}
 
 func (x *CommandEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[69]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5210,7 +6185,7 @@ func (x *CommandEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandEvent.ProtoReflect.Descriptor instead.
 func (*CommandEvent) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{69}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CommandEvent) GetSandboxId() string {
@@ -5236,7 +6211,7 @@ type EdgeLost struct {
 
 func (x *EdgeLost) Reset() {
 	*x = EdgeLost{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[70]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5248,7 +6223,7 @@ func (x *EdgeLost) String() string {
 func (*EdgeLost) ProtoMessage() {}
 
 func (x *EdgeLost) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[70]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5261,7 +6236,7 @@ func (x *EdgeLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EdgeLost.ProtoReflect.Descriptor instead.
 func (*EdgeLost) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{70}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *EdgeLost) GetNode() string {
@@ -5282,7 +6257,7 @@ type CreatePortURLRequest struct {
 
 func (x *CreatePortURLRequest) Reset() {
 	*x = CreatePortURLRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[71]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5294,7 +6269,7 @@ func (x *CreatePortURLRequest) String() string {
 func (*CreatePortURLRequest) ProtoMessage() {}
 
 func (x *CreatePortURLRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[71]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5307,7 +6282,7 @@ func (x *CreatePortURLRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePortURLRequest.ProtoReflect.Descriptor instead.
 func (*CreatePortURLRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{71}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CreatePortURLRequest) GetSandboxId() string {
@@ -5341,7 +6316,7 @@ type CreatePortURLResponse struct {
 
 func (x *CreatePortURLResponse) Reset() {
 	*x = CreatePortURLResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[72]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5353,7 +6328,7 @@ func (x *CreatePortURLResponse) String() string {
 func (*CreatePortURLResponse) ProtoMessage() {}
 
 func (x *CreatePortURLResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[72]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5366,7 +6341,7 @@ func (x *CreatePortURLResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePortURLResponse.ProtoReflect.Descriptor instead.
 func (*CreatePortURLResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{72}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *CreatePortURLResponse) GetUrl() string {
@@ -5393,7 +6368,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[73]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5405,7 +6380,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[73]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5418,7 +6393,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{73}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Layer) GetMetadata() *Blob {
@@ -5445,7 +6420,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[74]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5457,7 +6432,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[74]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5470,7 +6445,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{74}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Blob) GetDigest() string {
@@ -5506,7 +6481,7 @@ type Environment struct {
 
 func (x *Environment) Reset() {
 	*x = Environment{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[75]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5518,7 +6493,7 @@ func (x *Environment) String() string {
 func (*Environment) ProtoMessage() {}
 
 func (x *Environment) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[75]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5531,7 +6506,7 @@ func (x *Environment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Environment.ProtoReflect.Descriptor instead.
 func (*Environment) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{75}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Environment) GetKind() string {
@@ -5622,7 +6597,7 @@ type EnvironmentConfig struct {
 
 func (x *EnvironmentConfig) Reset() {
 	*x = EnvironmentConfig{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[76]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5634,7 +6609,7 @@ func (x *EnvironmentConfig) String() string {
 func (*EnvironmentConfig) ProtoMessage() {}
 
 func (x *EnvironmentConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[76]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5647,7 +6622,7 @@ func (x *EnvironmentConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvironmentConfig.ProtoReflect.Descriptor instead.
 func (*EnvironmentConfig) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{76}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *EnvironmentConfig) GetEnv() map[string]string {
@@ -5682,7 +6657,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[77]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5694,7 +6669,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[77]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5707,7 +6682,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{77}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListEnvironmentsRequest) GetKind() string {
@@ -5741,7 +6716,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[78]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5753,7 +6728,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[78]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5766,7 +6741,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{78}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Environment {
@@ -5793,7 +6768,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[79]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5805,7 +6780,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[79]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5818,7 +6793,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{79}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *GetEnvironmentRequest) GetKind() string {
@@ -5844,7 +6819,7 @@ type GetEnvironmentResponse struct {
 
 func (x *GetEnvironmentResponse) Reset() {
 	*x = GetEnvironmentResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[80]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5856,7 +6831,7 @@ func (x *GetEnvironmentResponse) String() string {
 func (*GetEnvironmentResponse) ProtoMessage() {}
 
 func (x *GetEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[80]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5869,7 +6844,7 @@ func (x *GetEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{80}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GetEnvironmentResponse) GetEnvironment() *Environment {
@@ -5889,7 +6864,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[81]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5901,7 +6876,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[81]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5914,7 +6889,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{81}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveEnvironmentRequest) GetKind() string {
@@ -5939,7 +6914,7 @@ type RemoveEnvironmentResponse struct {
 
 func (x *RemoveEnvironmentResponse) Reset() {
 	*x = RemoveEnvironmentResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[82]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5951,7 +6926,7 @@ func (x *RemoveEnvironmentResponse) String() string {
 func (*RemoveEnvironmentResponse) ProtoMessage() {}
 
 func (x *RemoveEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[82]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5964,7 +6939,7 @@ func (x *RemoveEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{82}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{99}
 }
 
 type GetInfoRequest struct {
@@ -5975,7 +6950,7 @@ type GetInfoRequest struct {
 
 func (x *GetInfoRequest) Reset() {
 	*x = GetInfoRequest{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[83]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5987,7 +6962,7 @@ func (x *GetInfoRequest) String() string {
 func (*GetInfoRequest) ProtoMessage() {}
 
 func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[83]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6000,7 +6975,7 @@ func (x *GetInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetInfoRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{83}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{100}
 }
 
 type GetInfoResponse struct {
@@ -6015,7 +6990,7 @@ type GetInfoResponse struct {
 
 func (x *GetInfoResponse) Reset() {
 	*x = GetInfoResponse{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[84]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6027,7 +7002,7 @@ func (x *GetInfoResponse) String() string {
 func (*GetInfoResponse) ProtoMessage() {}
 
 func (x *GetInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[84]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6040,7 +7015,7 @@ func (x *GetInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetInfoResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{84}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *GetInfoResponse) GetVersion() string {
@@ -6088,7 +7063,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_dsec_v1_dsec_proto_msgTypes[85]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6100,7 +7075,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_dsec_proto_msgTypes[85]
+	mi := &file_dsec_v1_dsec_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6113,7 +7088,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{85}
+	return file_dsec_v1_dsec_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *Node) GetId() string {
@@ -6196,13 +7171,16 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\x06Reason\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12*\n" +
-	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"{\n" +
+	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xfd\x01\n" +
 	"\x06Limits\x12!\n" +
 	"\fmemory_bytes\x18\x01 \x01(\x03R\vmemoryBytes\x12\x1b\n" +
 	"\tcpu_cores\x18\x02 \x01(\x01R\bcpuCores\x12\x12\n" +
 	"\x04pids\x18\x03 \x01(\x03R\x04pids\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\x04 \x01(\x03R\tdiskBytes\"\x9e\x06\n" +
+	"disk_bytes\x18\x04 \x01(\x03R\tdiskBytes\x12\x16\n" +
+	"\x06inodes\x18\x05 \x01(\x03R\x06inodes\x127\n" +
+	"\x18network_bytes_per_second\x18\x06 \x01(\x03R\x15networkBytesPerSecond\x12/\n" +
+	"\x13network_connections\x18\a \x01(\x03R\x12networkConnections\"\x9e\x06\n" +
 	"\vSandboxSpec\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x1c\n" +
@@ -6555,7 +7533,7 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12)\n" +
 	"\x10interval_seconds\x18\x02 \x01(\x01R\x0fintervalSeconds\"@\n" +
 	"\x12GetMetricsResponse\x12*\n" +
-	"\ametrics\x18\x01 \x01(\v2\x10.dsec.v1.MetricsR\ametrics\"\xbd\a\n" +
+	"\ametrics\x18\x01 \x01(\v2\x10.dsec.v1.MetricsR\ametrics\"\xa6\b\n" +
 	"\aMetrics\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12*\n" +
@@ -6586,8 +7564,76 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\x10network_tx_bytes\x18\x14 \x01(\x03R\x0enetworkTxBytes\x12,\n" +
 	"\x12network_rx_packets\x18\x15 \x01(\x03R\x10networkRxPackets\x12,\n" +
 	"\x12network_tx_packets\x18\x16 \x01(\x03R\x10networkTxPackets\x12.\n" +
-	"\x13aether_memory_bytes\x18\x17 \x01(\x03R\x11aetherMemoryBytes\x12 \n" +
-	"\vunavailable\x18\x18 \x03(\tR\vunavailable\"\xa5\x02\n" +
+	"\x13aether_memory_bytes\x18\x17 \x01(\x03R\x11aetherMemoryBytes\x126\n" +
+	"\x17network_refused_packets\x18\x19 \x01(\x03R\x15networkRefusedPackets\x12/\n" +
+	"\x13network_connections\x18\x1a \x01(\x03R\x12networkConnections\x12 \n" +
+	"\vunavailable\x18\x18 \x03(\tR\vunavailable\"\xdb\x01\n" +
+	"\x11ServiceDefinition\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
+	"\tendpoints\x18\x02 \x03(\v2\x18.dsec.v1.NetworkEndpointR\tendpoints\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\x129\n" +
+	"\n" +
+	"changed_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAt\x12\x1d\n" +
+	"\n" +
+	"changed_by\x18\x05 \x01(\tR\tchangedBy\"r\n" +
+	"\x0fNetworkEndpoint\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1b\n" +
+	"\tlast_port\x18\x03 \x01(\rR\blastPort\x12\x1a\n" +
+	"\bprotocol\x18\x04 \x01(\tR\bprotocol\"j\n" +
+	"\x11PutServiceRequest\x124\n" +
+	"\aservice\x18\x01 \x01(\v2\x1a.dsec.v1.ServiceDefinitionR\aservice\x12\x1f\n" +
+	"\vcreate_only\x18\x02 \x01(\bR\n" +
+	"createOnly\"J\n" +
+	"\x12PutServiceResponse\x124\n" +
+	"\aservice\x18\x01 \x01(\v2\x1a.dsec.v1.ServiceDefinitionR\aservice\"'\n" +
+	"\x11GetServiceRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"J\n" +
+	"\x12GetServiceResponse\x124\n" +
+	"\aservice\x18\x01 \x01(\v2\x1a.dsec.v1.ServiceDefinitionR\aservice\"Q\n" +
+	"\x13ListServicesRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"v\n" +
+	"\x14ListServicesResponse\x126\n" +
+	"\bservices\x18\x01 \x03(\v2\x1a.dsec.v1.ServiceDefinitionR\bservices\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"*\n" +
+	"\x14RemoveServiceRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
+	"\x15RemoveServiceResponse\"\xc6\x01\n" +
+	"\x11SetNetworkRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12Q\n" +
+	"\rnetwork_rules\x18\x02 \x03(\v2,.dsec.v1.SetNetworkRequest.NetworkRulesEntryR\fnetworkRules\x1a?\n" +
+	"\x11NetworkRulesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\bR\x05value:\x028\x01\"@\n" +
+	"\x12SetNetworkResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\"2\n" +
+	"\x11GetNetworkRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"F\n" +
+	"\x12GetNetworkResponse\x120\n" +
+	"\anetwork\x18\x01 \x01(\v2\x16.dsec.v1.NetworkStatusR\anetwork\"\xdd\x01\n" +
+	"\rNetworkStatus\x120\n" +
+	"\x05rules\x18\x01 \x03(\v2\x1a.dsec.v1.NetworkRuleStatusR\x05rules\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\x12 \n" +
+	"\vconnections\x18\x03 \x01(\x03R\vconnections\x12'\n" +
+	"\x0frefused_packets\x18\x04 \x01(\x03R\x0erefusedPackets\x121\n" +
+	"\arefused\x18\x05 \x03(\v2\x17.dsec.v1.RefusedTrafficR\arefused\"\xad\x01\n" +
+	"\x11NetworkRuleStatus\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x18\n" +
+	"\aallowed\x18\x02 \x01(\bR\aallowed\x126\n" +
+	"\tendpoints\x18\x03 \x03(\v2\x18.dsec.v1.NetworkEndpointR\tendpoints\x12\x1c\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\xc9\x01\n" +
+	"\x0eRefusedTraffic\x12 \n" +
+	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x18\n" +
+	"\apackets\x18\x05 \x01(\x03R\apackets\x123\n" +
+	"\alast_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x06lastAt\"\xa5\x02\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\x05R\x06parent\x12\x10\n" +
@@ -6731,7 +7777,7 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\x17FILE_EVENT_KIND_REMOVED\x10\x03\x12\x1e\n" +
 	"\x1aFILE_EVENT_KIND_MOVED_FROM\x10\x04\x12\x1c\n" +
 	"\x18FILE_EVENT_KIND_MOVED_TO\x10\x05\x12\x1e\n" +
-	"\x1aFILE_EVENT_KIND_ATTRIBUTES\x10\x062\xe8\r\n" +
+	"\x1aFILE_EVENT_KIND_ATTRIBUTES\x10\x062\xf6\x0e\n" +
 	"\x0eSandboxService\x12N\n" +
 	"\rCreateSandbox\x12\x1d.dsec.v1.CreateSandboxRequest\x1a\x1e.dsec.v1.CreateSandboxResponse\x12V\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse0\x01\x12E\n" +
@@ -6758,12 +7804,23 @@ const file_dsec_v1_dsec_proto_rawDesc = "" +
 	"\fWatchMetrics\x12\x1c.dsec.v1.WatchMetricsRequest\x1a\x1b.dsec.v1.GetMetricsResponse0\x01\x12N\n" +
 	"\rListProcesses\x12\x1d.dsec.v1.ListProcessesRequest\x1a\x1e.dsec.v1.ListProcessesResponse\x12N\n" +
 	"\rSignalProcess\x12\x1d.dsec.v1.SignalProcessRequest\x1a\x1e.dsec.v1.SignalProcessResponse\x12S\n" +
-	"\x0eWatchSandboxes\x12\x1e.dsec.v1.WatchSandboxesRequest\x1a\x1f.dsec.v1.WatchSandboxesResponse0\x01\x12N\n" +
+	"\x0eWatchSandboxes\x12\x1e.dsec.v1.WatchSandboxesRequest\x1a\x1f.dsec.v1.WatchSandboxesResponse0\x01\x12E\n" +
+	"\n" +
+	"SetNetwork\x12\x1a.dsec.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x12E\n" +
+	"\n" +
+	"GetNetwork\x12\x1a.dsec.v1.GetNetworkRequest\x1a\x1b.dsec.v1.GetNetworkResponse\x12N\n" +
 	"\rCreatePortURL\x12\x1d.dsec.v1.CreatePortURLRequest\x1a\x1e.dsec.v1.CreatePortURLResponse2\x9c\x02\n" +
 	"\x12EnvironmentService\x12W\n" +
 	"\x10ListEnvironments\x12 .dsec.v1.ListEnvironmentsRequest\x1a!.dsec.v1.ListEnvironmentsResponse\x12Q\n" +
 	"\x0eGetEnvironment\x12\x1e.dsec.v1.GetEnvironmentRequest\x1a\x1f.dsec.v1.GetEnvironmentResponse\x12Z\n" +
-	"\x11RemoveEnvironment\x12!.dsec.v1.RemoveEnvironmentRequest\x1a\".dsec.v1.RemoveEnvironmentResponse2M\n" +
+	"\x11RemoveEnvironment\x12!.dsec.v1.RemoveEnvironmentRequest\x1a\".dsec.v1.RemoveEnvironmentResponse2\xbb\x02\n" +
+	"\x0eNetworkService\x12E\n" +
+	"\n" +
+	"PutService\x12\x1a.dsec.v1.PutServiceRequest\x1a\x1b.dsec.v1.PutServiceResponse\x12E\n" +
+	"\n" +
+	"GetService\x12\x1a.dsec.v1.GetServiceRequest\x1a\x1b.dsec.v1.GetServiceResponse\x12K\n" +
+	"\fListServices\x12\x1c.dsec.v1.ListServicesRequest\x1a\x1d.dsec.v1.ListServicesResponse\x12N\n" +
+	"\rRemoveService\x12\x1d.dsec.v1.RemoveServiceRequest\x1a\x1e.dsec.v1.RemoveServiceResponse2M\n" +
 	"\rSystemService\x12<\n" +
 	"\aGetInfo\x12\x17.dsec.v1.GetInfoRequest\x1a\x18.dsec.v1.GetInfoResponseB\x19Z\x17dsec/api/dsec/v1;dsecv1b\x06proto3"
 
@@ -6780,7 +7837,7 @@ func file_dsec_v1_dsec_proto_rawDescGZIP() []byte {
 }
 
 var file_dsec_v1_dsec_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_dsec_v1_dsec_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
+var file_dsec_v1_dsec_proto_msgTypes = make([]protoimpl.MessageInfo, 114)
 var file_dsec_v1_dsec_proto_goTypes = []any{
 	(State)(0),                        // 0: dsec.v1.State
 	(FileType)(0),                     // 1: dsec.v1.FileType
@@ -6847,49 +7904,67 @@ var file_dsec_v1_dsec_proto_goTypes = []any{
 	(*WatchMetricsRequest)(nil),       // 62: dsec.v1.WatchMetricsRequest
 	(*GetMetricsResponse)(nil),        // 63: dsec.v1.GetMetricsResponse
 	(*Metrics)(nil),                   // 64: dsec.v1.Metrics
-	(*Process)(nil),                   // 65: dsec.v1.Process
-	(*ListProcessesRequest)(nil),      // 66: dsec.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil),     // 67: dsec.v1.ListProcessesResponse
-	(*SignalProcessRequest)(nil),      // 68: dsec.v1.SignalProcessRequest
-	(*SignalProcessResponse)(nil),     // 69: dsec.v1.SignalProcessResponse
-	(*WatchSandboxesRequest)(nil),     // 70: dsec.v1.WatchSandboxesRequest
-	(*WatchSandboxesResponse)(nil),    // 71: dsec.v1.WatchSandboxesResponse
-	(*CommandEvent)(nil),              // 72: dsec.v1.CommandEvent
-	(*EdgeLost)(nil),                  // 73: dsec.v1.EdgeLost
-	(*CreatePortURLRequest)(nil),      // 74: dsec.v1.CreatePortURLRequest
-	(*CreatePortURLResponse)(nil),     // 75: dsec.v1.CreatePortURLResponse
-	(*Layer)(nil),                     // 76: dsec.v1.Layer
-	(*Blob)(nil),                      // 77: dsec.v1.Blob
-	(*Environment)(nil),               // 78: dsec.v1.Environment
-	(*EnvironmentConfig)(nil),         // 79: dsec.v1.EnvironmentConfig
-	(*ListEnvironmentsRequest)(nil),   // 80: dsec.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),  // 81: dsec.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),     // 82: dsec.v1.GetEnvironmentRequest
-	(*GetEnvironmentResponse)(nil),    // 83: dsec.v1.GetEnvironmentResponse
-	(*RemoveEnvironmentRequest)(nil),  // 84: dsec.v1.RemoveEnvironmentRequest
-	(*RemoveEnvironmentResponse)(nil), // 85: dsec.v1.RemoveEnvironmentResponse
-	(*GetInfoRequest)(nil),            // 86: dsec.v1.GetInfoRequest
-	(*GetInfoResponse)(nil),           // 87: dsec.v1.GetInfoResponse
-	(*Node)(nil),                      // 88: dsec.v1.Node
-	nil,                               // 89: dsec.v1.ErrorInfo.FactsEntry
-	nil,                               // 90: dsec.v1.SandboxSpec.LabelsEntry
-	nil,                               // 91: dsec.v1.SandboxSpec.EnvEntry
-	nil,                               // 92: dsec.v1.SandboxSpec.NetworkRulesEntry
-	nil,                               // 93: dsec.v1.Sandbox.StepSecondsEntry
-	nil,                               // 94: dsec.v1.ListSandboxesRequest.LabelsEntry
-	nil,                               // 95: dsec.v1.Command.EnvEntry
-	nil,                               // 96: dsec.v1.CreateSessionRequest.EnvEntry
-	nil,                               // 97: dsec.v1.WatchSandboxesRequest.LabelsEntry
-	nil,                               // 98: dsec.v1.EnvironmentConfig.EnvEntry
-	(*timestamppb.Timestamp)(nil),     // 99: google.protobuf.Timestamp
+	(*ServiceDefinition)(nil),         // 65: dsec.v1.ServiceDefinition
+	(*NetworkEndpoint)(nil),           // 66: dsec.v1.NetworkEndpoint
+	(*PutServiceRequest)(nil),         // 67: dsec.v1.PutServiceRequest
+	(*PutServiceResponse)(nil),        // 68: dsec.v1.PutServiceResponse
+	(*GetServiceRequest)(nil),         // 69: dsec.v1.GetServiceRequest
+	(*GetServiceResponse)(nil),        // 70: dsec.v1.GetServiceResponse
+	(*ListServicesRequest)(nil),       // 71: dsec.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 72: dsec.v1.ListServicesResponse
+	(*RemoveServiceRequest)(nil),      // 73: dsec.v1.RemoveServiceRequest
+	(*RemoveServiceResponse)(nil),     // 74: dsec.v1.RemoveServiceResponse
+	(*SetNetworkRequest)(nil),         // 75: dsec.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),        // 76: dsec.v1.SetNetworkResponse
+	(*GetNetworkRequest)(nil),         // 77: dsec.v1.GetNetworkRequest
+	(*GetNetworkResponse)(nil),        // 78: dsec.v1.GetNetworkResponse
+	(*NetworkStatus)(nil),             // 79: dsec.v1.NetworkStatus
+	(*NetworkRuleStatus)(nil),         // 80: dsec.v1.NetworkRuleStatus
+	(*RefusedTraffic)(nil),            // 81: dsec.v1.RefusedTraffic
+	(*Process)(nil),                   // 82: dsec.v1.Process
+	(*ListProcessesRequest)(nil),      // 83: dsec.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil),     // 84: dsec.v1.ListProcessesResponse
+	(*SignalProcessRequest)(nil),      // 85: dsec.v1.SignalProcessRequest
+	(*SignalProcessResponse)(nil),     // 86: dsec.v1.SignalProcessResponse
+	(*WatchSandboxesRequest)(nil),     // 87: dsec.v1.WatchSandboxesRequest
+	(*WatchSandboxesResponse)(nil),    // 88: dsec.v1.WatchSandboxesResponse
+	(*CommandEvent)(nil),              // 89: dsec.v1.CommandEvent
+	(*EdgeLost)(nil),                  // 90: dsec.v1.EdgeLost
+	(*CreatePortURLRequest)(nil),      // 91: dsec.v1.CreatePortURLRequest
+	(*CreatePortURLResponse)(nil),     // 92: dsec.v1.CreatePortURLResponse
+	(*Layer)(nil),                     // 93: dsec.v1.Layer
+	(*Blob)(nil),                      // 94: dsec.v1.Blob
+	(*Environment)(nil),               // 95: dsec.v1.Environment
+	(*EnvironmentConfig)(nil),         // 96: dsec.v1.EnvironmentConfig
+	(*ListEnvironmentsRequest)(nil),   // 97: dsec.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),  // 98: dsec.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),     // 99: dsec.v1.GetEnvironmentRequest
+	(*GetEnvironmentResponse)(nil),    // 100: dsec.v1.GetEnvironmentResponse
+	(*RemoveEnvironmentRequest)(nil),  // 101: dsec.v1.RemoveEnvironmentRequest
+	(*RemoveEnvironmentResponse)(nil), // 102: dsec.v1.RemoveEnvironmentResponse
+	(*GetInfoRequest)(nil),            // 103: dsec.v1.GetInfoRequest
+	(*GetInfoResponse)(nil),           // 104: dsec.v1.GetInfoResponse
+	(*Node)(nil),                      // 105: dsec.v1.Node
+	nil,                               // 106: dsec.v1.ErrorInfo.FactsEntry
+	nil,                               // 107: dsec.v1.SandboxSpec.LabelsEntry
+	nil,                               // 108: dsec.v1.SandboxSpec.EnvEntry
+	nil,                               // 109: dsec.v1.SandboxSpec.NetworkRulesEntry
+	nil,                               // 110: dsec.v1.Sandbox.StepSecondsEntry
+	nil,                               // 111: dsec.v1.ListSandboxesRequest.LabelsEntry
+	nil,                               // 112: dsec.v1.Command.EnvEntry
+	nil,                               // 113: dsec.v1.CreateSessionRequest.EnvEntry
+	nil,                               // 114: dsec.v1.SetNetworkRequest.NetworkRulesEntry
+	nil,                               // 115: dsec.v1.WatchSandboxesRequest.LabelsEntry
+	nil,                               // 116: dsec.v1.EnvironmentConfig.EnvEntry
+	(*timestamppb.Timestamp)(nil),     // 117: google.protobuf.Timestamp
 }
 var file_dsec_v1_dsec_proto_depIdxs = []int32{
-	89,  // 0: dsec.v1.ErrorInfo.facts:type_name -> dsec.v1.ErrorInfo.FactsEntry
-	99,  // 1: dsec.v1.Reason.at:type_name -> google.protobuf.Timestamp
+	106, // 0: dsec.v1.ErrorInfo.facts:type_name -> dsec.v1.ErrorInfo.FactsEntry
+	117, // 1: dsec.v1.Reason.at:type_name -> google.protobuf.Timestamp
 	5,   // 2: dsec.v1.SandboxSpec.limits:type_name -> dsec.v1.Limits
-	90,  // 3: dsec.v1.SandboxSpec.labels:type_name -> dsec.v1.SandboxSpec.LabelsEntry
-	91,  // 4: dsec.v1.SandboxSpec.env:type_name -> dsec.v1.SandboxSpec.EnvEntry
-	92,  // 5: dsec.v1.SandboxSpec.network_rules:type_name -> dsec.v1.SandboxSpec.NetworkRulesEntry
+	107, // 3: dsec.v1.SandboxSpec.labels:type_name -> dsec.v1.SandboxSpec.LabelsEntry
+	108, // 4: dsec.v1.SandboxSpec.env:type_name -> dsec.v1.SandboxSpec.EnvEntry
+	109, // 5: dsec.v1.SandboxSpec.network_rules:type_name -> dsec.v1.SandboxSpec.NetworkRulesEntry
 	21,  // 6: dsec.v1.SandboxSpec.start:type_name -> dsec.v1.Command
 	7,   // 7: dsec.v1.SandboxSpec.ready_when:type_name -> dsec.v1.Probe
 	21,  // 8: dsec.v1.Probe.exec:type_name -> dsec.v1.Command
@@ -6897,12 +7972,12 @@ var file_dsec_v1_dsec_proto_depIdxs = []int32{
 	0,   // 10: dsec.v1.Sandbox.state:type_name -> dsec.v1.State
 	4,   // 11: dsec.v1.Sandbox.reason:type_name -> dsec.v1.Reason
 	6,   // 12: dsec.v1.Sandbox.spec:type_name -> dsec.v1.SandboxSpec
-	99,  // 13: dsec.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	99,  // 14: dsec.v1.Sandbox.ready_at:type_name -> google.protobuf.Timestamp
-	99,  // 15: dsec.v1.Sandbox.ended_at:type_name -> google.protobuf.Timestamp
-	99,  // 16: dsec.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
-	99,  // 17: dsec.v1.Sandbox.idle_expires_at:type_name -> google.protobuf.Timestamp
-	93,  // 18: dsec.v1.Sandbox.step_seconds:type_name -> dsec.v1.Sandbox.StepSecondsEntry
+	117, // 13: dsec.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	117, // 14: dsec.v1.Sandbox.ready_at:type_name -> google.protobuf.Timestamp
+	117, // 15: dsec.v1.Sandbox.ended_at:type_name -> google.protobuf.Timestamp
+	117, // 16: dsec.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
+	117, // 17: dsec.v1.Sandbox.idle_expires_at:type_name -> google.protobuf.Timestamp
+	110, // 18: dsec.v1.Sandbox.step_seconds:type_name -> dsec.v1.Sandbox.StepSecondsEntry
 	6,   // 19: dsec.v1.CreateSandboxRequest.spec:type_name -> dsec.v1.SandboxSpec
 	9,   // 20: dsec.v1.CreateSandboxResponse.sandbox:type_name -> dsec.v1.Sandbox
 	6,   // 21: dsec.v1.CreateSandboxesRequest.spec:type_name -> dsec.v1.SandboxSpec
@@ -6910,26 +7985,26 @@ var file_dsec_v1_dsec_proto_depIdxs = []int32{
 	14,  // 23: dsec.v1.CreateSandboxesResponse.failure:type_name -> dsec.v1.Failure
 	3,   // 24: dsec.v1.Failure.info:type_name -> dsec.v1.ErrorInfo
 	9,   // 25: dsec.v1.GetSandboxResponse.sandbox:type_name -> dsec.v1.Sandbox
-	94,  // 26: dsec.v1.ListSandboxesRequest.labels:type_name -> dsec.v1.ListSandboxesRequest.LabelsEntry
+	111, // 26: dsec.v1.ListSandboxesRequest.labels:type_name -> dsec.v1.ListSandboxesRequest.LabelsEntry
 	0,   // 27: dsec.v1.ListSandboxesRequest.states:type_name -> dsec.v1.State
 	9,   // 28: dsec.v1.ListSandboxesResponse.sandboxes:type_name -> dsec.v1.Sandbox
 	9,   // 29: dsec.v1.DeleteSandboxResponse.sandbox:type_name -> dsec.v1.Sandbox
-	95,  // 30: dsec.v1.Command.env:type_name -> dsec.v1.Command.EnvEntry
+	112, // 30: dsec.v1.Command.env:type_name -> dsec.v1.Command.EnvEntry
 	22,  // 31: dsec.v1.Command.terminal:type_name -> dsec.v1.Terminal
 	23,  // 32: dsec.v1.CommandResult.stdout:type_name -> dsec.v1.Output
 	23,  // 33: dsec.v1.CommandResult.stderr:type_name -> dsec.v1.Output
-	99,  // 34: dsec.v1.CommandResult.started_at:type_name -> google.protobuf.Timestamp
-	99,  // 35: dsec.v1.CommandResult.ended_at:type_name -> google.protobuf.Timestamp
+	117, // 34: dsec.v1.CommandResult.started_at:type_name -> google.protobuf.Timestamp
+	117, // 35: dsec.v1.CommandResult.ended_at:type_name -> google.protobuf.Timestamp
 	21,  // 36: dsec.v1.ExecRequest.command:type_name -> dsec.v1.Command
 	24,  // 37: dsec.v1.ExecResponse.result:type_name -> dsec.v1.CommandResult
 	24,  // 38: dsec.v1.GetCommandResponse.result:type_name -> dsec.v1.CommandResult
 	24,  // 39: dsec.v1.ListCommandsResponse.commands:type_name -> dsec.v1.CommandResult
-	99,  // 40: dsec.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	96,  // 41: dsec.v1.CreateSessionRequest.env:type_name -> dsec.v1.CreateSessionRequest.EnvEntry
+	117, // 40: dsec.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	113, // 41: dsec.v1.CreateSessionRequest.env:type_name -> dsec.v1.CreateSessionRequest.EnvEntry
 	35,  // 42: dsec.v1.CreateSessionResponse.session:type_name -> dsec.v1.Session
 	35,  // 43: dsec.v1.ListSessionsResponse.sessions:type_name -> dsec.v1.Session
 	1,   // 44: dsec.v1.FileInfo.type:type_name -> dsec.v1.FileType
-	99,  // 45: dsec.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	117, // 45: dsec.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
 	42,  // 46: dsec.v1.ListFilesResponse.files:type_name -> dsec.v1.FileInfo
 	47,  // 47: dsec.v1.StatFilesResponse.results:type_name -> dsec.v1.StatResult
 	42,  // 48: dsec.v1.StatResult.file:type_name -> dsec.v1.FileInfo
@@ -6945,83 +8020,108 @@ var file_dsec_v1_dsec_proto_depIdxs = []int32{
 	60,  // 58: dsec.v1.WatchFilesResponse.events:type_name -> dsec.v1.FileEvent
 	2,   // 59: dsec.v1.FileEvent.kind:type_name -> dsec.v1.FileEventKind
 	64,  // 60: dsec.v1.GetMetricsResponse.metrics:type_name -> dsec.v1.Metrics
-	99,  // 61: dsec.v1.Metrics.at:type_name -> google.protobuf.Timestamp
-	65,  // 62: dsec.v1.ListProcessesResponse.processes:type_name -> dsec.v1.Process
-	97,  // 63: dsec.v1.WatchSandboxesRequest.labels:type_name -> dsec.v1.WatchSandboxesRequest.LabelsEntry
-	99,  // 64: dsec.v1.WatchSandboxesRequest.commands_since:type_name -> google.protobuf.Timestamp
-	9,   // 65: dsec.v1.WatchSandboxesResponse.sandbox:type_name -> dsec.v1.Sandbox
-	72,  // 66: dsec.v1.WatchSandboxesResponse.command:type_name -> dsec.v1.CommandEvent
-	73,  // 67: dsec.v1.WatchSandboxesResponse.edge_lost:type_name -> dsec.v1.EdgeLost
-	24,  // 68: dsec.v1.CommandEvent.result:type_name -> dsec.v1.CommandResult
-	99,  // 69: dsec.v1.CreatePortURLResponse.expires_at:type_name -> google.protobuf.Timestamp
-	77,  // 70: dsec.v1.Layer.metadata:type_name -> dsec.v1.Blob
-	77,  // 71: dsec.v1.Layer.data:type_name -> dsec.v1.Blob
-	76,  // 72: dsec.v1.Environment.layers:type_name -> dsec.v1.Layer
-	99,  // 73: dsec.v1.Environment.created_at:type_name -> google.protobuf.Timestamp
-	79,  // 74: dsec.v1.Environment.config:type_name -> dsec.v1.EnvironmentConfig
-	98,  // 75: dsec.v1.EnvironmentConfig.env:type_name -> dsec.v1.EnvironmentConfig.EnvEntry
-	78,  // 76: dsec.v1.ListEnvironmentsResponse.environments:type_name -> dsec.v1.Environment
-	78,  // 77: dsec.v1.GetEnvironmentResponse.environment:type_name -> dsec.v1.Environment
-	88,  // 78: dsec.v1.GetInfoResponse.nodes:type_name -> dsec.v1.Node
-	10,  // 79: dsec.v1.SandboxService.CreateSandbox:input_type -> dsec.v1.CreateSandboxRequest
-	12,  // 80: dsec.v1.SandboxService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
-	15,  // 81: dsec.v1.SandboxService.GetSandbox:input_type -> dsec.v1.GetSandboxRequest
-	17,  // 82: dsec.v1.SandboxService.ListSandboxes:input_type -> dsec.v1.ListSandboxesRequest
-	19,  // 83: dsec.v1.SandboxService.DeleteSandbox:input_type -> dsec.v1.DeleteSandboxRequest
-	25,  // 84: dsec.v1.SandboxService.Exec:input_type -> dsec.v1.ExecRequest
-	27,  // 85: dsec.v1.SandboxService.GetCommand:input_type -> dsec.v1.GetCommandRequest
-	29,  // 86: dsec.v1.SandboxService.ListCommands:input_type -> dsec.v1.ListCommandsRequest
-	31,  // 87: dsec.v1.SandboxService.KillCommand:input_type -> dsec.v1.KillCommandRequest
-	33,  // 88: dsec.v1.SandboxService.ResizeTerminal:input_type -> dsec.v1.ResizeTerminalRequest
-	36,  // 89: dsec.v1.SandboxService.CreateSession:input_type -> dsec.v1.CreateSessionRequest
-	38,  // 90: dsec.v1.SandboxService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
-	40,  // 91: dsec.v1.SandboxService.DeleteSession:input_type -> dsec.v1.DeleteSessionRequest
-	43,  // 92: dsec.v1.SandboxService.ListFiles:input_type -> dsec.v1.ListFilesRequest
-	45,  // 93: dsec.v1.SandboxService.StatFiles:input_type -> dsec.v1.StatFilesRequest
-	56,  // 94: dsec.v1.SandboxService.ChangeFiles:input_type -> dsec.v1.ChangeFilesRequest
-	58,  // 95: dsec.v1.SandboxService.WatchFiles:input_type -> dsec.v1.WatchFilesRequest
-	61,  // 96: dsec.v1.SandboxService.GetMetrics:input_type -> dsec.v1.GetMetricsRequest
-	62,  // 97: dsec.v1.SandboxService.WatchMetrics:input_type -> dsec.v1.WatchMetricsRequest
-	66,  // 98: dsec.v1.SandboxService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
-	68,  // 99: dsec.v1.SandboxService.SignalProcess:input_type -> dsec.v1.SignalProcessRequest
-	70,  // 100: dsec.v1.SandboxService.WatchSandboxes:input_type -> dsec.v1.WatchSandboxesRequest
-	74,  // 101: dsec.v1.SandboxService.CreatePortURL:input_type -> dsec.v1.CreatePortURLRequest
-	80,  // 102: dsec.v1.EnvironmentService.ListEnvironments:input_type -> dsec.v1.ListEnvironmentsRequest
-	82,  // 103: dsec.v1.EnvironmentService.GetEnvironment:input_type -> dsec.v1.GetEnvironmentRequest
-	84,  // 104: dsec.v1.EnvironmentService.RemoveEnvironment:input_type -> dsec.v1.RemoveEnvironmentRequest
-	86,  // 105: dsec.v1.SystemService.GetInfo:input_type -> dsec.v1.GetInfoRequest
-	11,  // 106: dsec.v1.SandboxService.CreateSandbox:output_type -> dsec.v1.CreateSandboxResponse
-	13,  // 107: dsec.v1.SandboxService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	16,  // 108: dsec.v1.SandboxService.GetSandbox:output_type -> dsec.v1.GetSandboxResponse
-	18,  // 109: dsec.v1.SandboxService.ListSandboxes:output_type -> dsec.v1.ListSandboxesResponse
-	20,  // 110: dsec.v1.SandboxService.DeleteSandbox:output_type -> dsec.v1.DeleteSandboxResponse
-	26,  // 111: dsec.v1.SandboxService.Exec:output_type -> dsec.v1.ExecResponse
-	28,  // 112: dsec.v1.SandboxService.GetCommand:output_type -> dsec.v1.GetCommandResponse
-	30,  // 113: dsec.v1.SandboxService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
-	32,  // 114: dsec.v1.SandboxService.KillCommand:output_type -> dsec.v1.KillCommandResponse
-	34,  // 115: dsec.v1.SandboxService.ResizeTerminal:output_type -> dsec.v1.ResizeTerminalResponse
-	37,  // 116: dsec.v1.SandboxService.CreateSession:output_type -> dsec.v1.CreateSessionResponse
-	39,  // 117: dsec.v1.SandboxService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
-	41,  // 118: dsec.v1.SandboxService.DeleteSession:output_type -> dsec.v1.DeleteSessionResponse
-	44,  // 119: dsec.v1.SandboxService.ListFiles:output_type -> dsec.v1.ListFilesResponse
-	46,  // 120: dsec.v1.SandboxService.StatFiles:output_type -> dsec.v1.StatFilesResponse
-	57,  // 121: dsec.v1.SandboxService.ChangeFiles:output_type -> dsec.v1.ChangeFilesResponse
-	59,  // 122: dsec.v1.SandboxService.WatchFiles:output_type -> dsec.v1.WatchFilesResponse
-	63,  // 123: dsec.v1.SandboxService.GetMetrics:output_type -> dsec.v1.GetMetricsResponse
-	63,  // 124: dsec.v1.SandboxService.WatchMetrics:output_type -> dsec.v1.GetMetricsResponse
-	67,  // 125: dsec.v1.SandboxService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
-	69,  // 126: dsec.v1.SandboxService.SignalProcess:output_type -> dsec.v1.SignalProcessResponse
-	71,  // 127: dsec.v1.SandboxService.WatchSandboxes:output_type -> dsec.v1.WatchSandboxesResponse
-	75,  // 128: dsec.v1.SandboxService.CreatePortURL:output_type -> dsec.v1.CreatePortURLResponse
-	81,  // 129: dsec.v1.EnvironmentService.ListEnvironments:output_type -> dsec.v1.ListEnvironmentsResponse
-	83,  // 130: dsec.v1.EnvironmentService.GetEnvironment:output_type -> dsec.v1.GetEnvironmentResponse
-	85,  // 131: dsec.v1.EnvironmentService.RemoveEnvironment:output_type -> dsec.v1.RemoveEnvironmentResponse
-	87,  // 132: dsec.v1.SystemService.GetInfo:output_type -> dsec.v1.GetInfoResponse
-	106, // [106:133] is the sub-list for method output_type
-	79,  // [79:106] is the sub-list for method input_type
-	79,  // [79:79] is the sub-list for extension type_name
-	79,  // [79:79] is the sub-list for extension extendee
-	0,   // [0:79] is the sub-list for field type_name
+	117, // 61: dsec.v1.Metrics.at:type_name -> google.protobuf.Timestamp
+	66,  // 62: dsec.v1.ServiceDefinition.endpoints:type_name -> dsec.v1.NetworkEndpoint
+	117, // 63: dsec.v1.ServiceDefinition.changed_at:type_name -> google.protobuf.Timestamp
+	65,  // 64: dsec.v1.PutServiceRequest.service:type_name -> dsec.v1.ServiceDefinition
+	65,  // 65: dsec.v1.PutServiceResponse.service:type_name -> dsec.v1.ServiceDefinition
+	65,  // 66: dsec.v1.GetServiceResponse.service:type_name -> dsec.v1.ServiceDefinition
+	65,  // 67: dsec.v1.ListServicesResponse.services:type_name -> dsec.v1.ServiceDefinition
+	114, // 68: dsec.v1.SetNetworkRequest.network_rules:type_name -> dsec.v1.SetNetworkRequest.NetworkRulesEntry
+	9,   // 69: dsec.v1.SetNetworkResponse.sandbox:type_name -> dsec.v1.Sandbox
+	79,  // 70: dsec.v1.GetNetworkResponse.network:type_name -> dsec.v1.NetworkStatus
+	80,  // 71: dsec.v1.NetworkStatus.rules:type_name -> dsec.v1.NetworkRuleStatus
+	81,  // 72: dsec.v1.NetworkStatus.refused:type_name -> dsec.v1.RefusedTraffic
+	66,  // 73: dsec.v1.NetworkRuleStatus.endpoints:type_name -> dsec.v1.NetworkEndpoint
+	117, // 74: dsec.v1.RefusedTraffic.last_at:type_name -> google.protobuf.Timestamp
+	82,  // 75: dsec.v1.ListProcessesResponse.processes:type_name -> dsec.v1.Process
+	115, // 76: dsec.v1.WatchSandboxesRequest.labels:type_name -> dsec.v1.WatchSandboxesRequest.LabelsEntry
+	117, // 77: dsec.v1.WatchSandboxesRequest.commands_since:type_name -> google.protobuf.Timestamp
+	9,   // 78: dsec.v1.WatchSandboxesResponse.sandbox:type_name -> dsec.v1.Sandbox
+	89,  // 79: dsec.v1.WatchSandboxesResponse.command:type_name -> dsec.v1.CommandEvent
+	90,  // 80: dsec.v1.WatchSandboxesResponse.edge_lost:type_name -> dsec.v1.EdgeLost
+	24,  // 81: dsec.v1.CommandEvent.result:type_name -> dsec.v1.CommandResult
+	117, // 82: dsec.v1.CreatePortURLResponse.expires_at:type_name -> google.protobuf.Timestamp
+	94,  // 83: dsec.v1.Layer.metadata:type_name -> dsec.v1.Blob
+	94,  // 84: dsec.v1.Layer.data:type_name -> dsec.v1.Blob
+	93,  // 85: dsec.v1.Environment.layers:type_name -> dsec.v1.Layer
+	117, // 86: dsec.v1.Environment.created_at:type_name -> google.protobuf.Timestamp
+	96,  // 87: dsec.v1.Environment.config:type_name -> dsec.v1.EnvironmentConfig
+	116, // 88: dsec.v1.EnvironmentConfig.env:type_name -> dsec.v1.EnvironmentConfig.EnvEntry
+	95,  // 89: dsec.v1.ListEnvironmentsResponse.environments:type_name -> dsec.v1.Environment
+	95,  // 90: dsec.v1.GetEnvironmentResponse.environment:type_name -> dsec.v1.Environment
+	105, // 91: dsec.v1.GetInfoResponse.nodes:type_name -> dsec.v1.Node
+	10,  // 92: dsec.v1.SandboxService.CreateSandbox:input_type -> dsec.v1.CreateSandboxRequest
+	12,  // 93: dsec.v1.SandboxService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
+	15,  // 94: dsec.v1.SandboxService.GetSandbox:input_type -> dsec.v1.GetSandboxRequest
+	17,  // 95: dsec.v1.SandboxService.ListSandboxes:input_type -> dsec.v1.ListSandboxesRequest
+	19,  // 96: dsec.v1.SandboxService.DeleteSandbox:input_type -> dsec.v1.DeleteSandboxRequest
+	25,  // 97: dsec.v1.SandboxService.Exec:input_type -> dsec.v1.ExecRequest
+	27,  // 98: dsec.v1.SandboxService.GetCommand:input_type -> dsec.v1.GetCommandRequest
+	29,  // 99: dsec.v1.SandboxService.ListCommands:input_type -> dsec.v1.ListCommandsRequest
+	31,  // 100: dsec.v1.SandboxService.KillCommand:input_type -> dsec.v1.KillCommandRequest
+	33,  // 101: dsec.v1.SandboxService.ResizeTerminal:input_type -> dsec.v1.ResizeTerminalRequest
+	36,  // 102: dsec.v1.SandboxService.CreateSession:input_type -> dsec.v1.CreateSessionRequest
+	38,  // 103: dsec.v1.SandboxService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
+	40,  // 104: dsec.v1.SandboxService.DeleteSession:input_type -> dsec.v1.DeleteSessionRequest
+	43,  // 105: dsec.v1.SandboxService.ListFiles:input_type -> dsec.v1.ListFilesRequest
+	45,  // 106: dsec.v1.SandboxService.StatFiles:input_type -> dsec.v1.StatFilesRequest
+	56,  // 107: dsec.v1.SandboxService.ChangeFiles:input_type -> dsec.v1.ChangeFilesRequest
+	58,  // 108: dsec.v1.SandboxService.WatchFiles:input_type -> dsec.v1.WatchFilesRequest
+	61,  // 109: dsec.v1.SandboxService.GetMetrics:input_type -> dsec.v1.GetMetricsRequest
+	62,  // 110: dsec.v1.SandboxService.WatchMetrics:input_type -> dsec.v1.WatchMetricsRequest
+	83,  // 111: dsec.v1.SandboxService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
+	85,  // 112: dsec.v1.SandboxService.SignalProcess:input_type -> dsec.v1.SignalProcessRequest
+	87,  // 113: dsec.v1.SandboxService.WatchSandboxes:input_type -> dsec.v1.WatchSandboxesRequest
+	75,  // 114: dsec.v1.SandboxService.SetNetwork:input_type -> dsec.v1.SetNetworkRequest
+	77,  // 115: dsec.v1.SandboxService.GetNetwork:input_type -> dsec.v1.GetNetworkRequest
+	91,  // 116: dsec.v1.SandboxService.CreatePortURL:input_type -> dsec.v1.CreatePortURLRequest
+	97,  // 117: dsec.v1.EnvironmentService.ListEnvironments:input_type -> dsec.v1.ListEnvironmentsRequest
+	99,  // 118: dsec.v1.EnvironmentService.GetEnvironment:input_type -> dsec.v1.GetEnvironmentRequest
+	101, // 119: dsec.v1.EnvironmentService.RemoveEnvironment:input_type -> dsec.v1.RemoveEnvironmentRequest
+	67,  // 120: dsec.v1.NetworkService.PutService:input_type -> dsec.v1.PutServiceRequest
+	69,  // 121: dsec.v1.NetworkService.GetService:input_type -> dsec.v1.GetServiceRequest
+	71,  // 122: dsec.v1.NetworkService.ListServices:input_type -> dsec.v1.ListServicesRequest
+	73,  // 123: dsec.v1.NetworkService.RemoveService:input_type -> dsec.v1.RemoveServiceRequest
+	103, // 124: dsec.v1.SystemService.GetInfo:input_type -> dsec.v1.GetInfoRequest
+	11,  // 125: dsec.v1.SandboxService.CreateSandbox:output_type -> dsec.v1.CreateSandboxResponse
+	13,  // 126: dsec.v1.SandboxService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	16,  // 127: dsec.v1.SandboxService.GetSandbox:output_type -> dsec.v1.GetSandboxResponse
+	18,  // 128: dsec.v1.SandboxService.ListSandboxes:output_type -> dsec.v1.ListSandboxesResponse
+	20,  // 129: dsec.v1.SandboxService.DeleteSandbox:output_type -> dsec.v1.DeleteSandboxResponse
+	26,  // 130: dsec.v1.SandboxService.Exec:output_type -> dsec.v1.ExecResponse
+	28,  // 131: dsec.v1.SandboxService.GetCommand:output_type -> dsec.v1.GetCommandResponse
+	30,  // 132: dsec.v1.SandboxService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
+	32,  // 133: dsec.v1.SandboxService.KillCommand:output_type -> dsec.v1.KillCommandResponse
+	34,  // 134: dsec.v1.SandboxService.ResizeTerminal:output_type -> dsec.v1.ResizeTerminalResponse
+	37,  // 135: dsec.v1.SandboxService.CreateSession:output_type -> dsec.v1.CreateSessionResponse
+	39,  // 136: dsec.v1.SandboxService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
+	41,  // 137: dsec.v1.SandboxService.DeleteSession:output_type -> dsec.v1.DeleteSessionResponse
+	44,  // 138: dsec.v1.SandboxService.ListFiles:output_type -> dsec.v1.ListFilesResponse
+	46,  // 139: dsec.v1.SandboxService.StatFiles:output_type -> dsec.v1.StatFilesResponse
+	57,  // 140: dsec.v1.SandboxService.ChangeFiles:output_type -> dsec.v1.ChangeFilesResponse
+	59,  // 141: dsec.v1.SandboxService.WatchFiles:output_type -> dsec.v1.WatchFilesResponse
+	63,  // 142: dsec.v1.SandboxService.GetMetrics:output_type -> dsec.v1.GetMetricsResponse
+	63,  // 143: dsec.v1.SandboxService.WatchMetrics:output_type -> dsec.v1.GetMetricsResponse
+	84,  // 144: dsec.v1.SandboxService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
+	86,  // 145: dsec.v1.SandboxService.SignalProcess:output_type -> dsec.v1.SignalProcessResponse
+	88,  // 146: dsec.v1.SandboxService.WatchSandboxes:output_type -> dsec.v1.WatchSandboxesResponse
+	76,  // 147: dsec.v1.SandboxService.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	78,  // 148: dsec.v1.SandboxService.GetNetwork:output_type -> dsec.v1.GetNetworkResponse
+	92,  // 149: dsec.v1.SandboxService.CreatePortURL:output_type -> dsec.v1.CreatePortURLResponse
+	98,  // 150: dsec.v1.EnvironmentService.ListEnvironments:output_type -> dsec.v1.ListEnvironmentsResponse
+	100, // 151: dsec.v1.EnvironmentService.GetEnvironment:output_type -> dsec.v1.GetEnvironmentResponse
+	102, // 152: dsec.v1.EnvironmentService.RemoveEnvironment:output_type -> dsec.v1.RemoveEnvironmentResponse
+	68,  // 153: dsec.v1.NetworkService.PutService:output_type -> dsec.v1.PutServiceResponse
+	70,  // 154: dsec.v1.NetworkService.GetService:output_type -> dsec.v1.GetServiceResponse
+	72,  // 155: dsec.v1.NetworkService.ListServices:output_type -> dsec.v1.ListServicesResponse
+	74,  // 156: dsec.v1.NetworkService.RemoveService:output_type -> dsec.v1.RemoveServiceResponse
+	104, // 157: dsec.v1.SystemService.GetInfo:output_type -> dsec.v1.GetInfoResponse
+	125, // [125:158] is the sub-list for method output_type
+	92,  // [92:125] is the sub-list for method input_type
+	92,  // [92:92] is the sub-list for extension type_name
+	92,  // [92:92] is the sub-list for extension extendee
+	0,   // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_dsec_proto_init() }
@@ -7038,7 +8138,7 @@ func file_dsec_v1_dsec_proto_init() {
 		(*FileChange_SetOwner)(nil),
 		(*FileChange_MakeLink)(nil),
 	}
-	file_dsec_v1_dsec_proto_msgTypes[68].OneofWrappers = []any{
+	file_dsec_v1_dsec_proto_msgTypes[85].OneofWrappers = []any{
 		(*WatchSandboxesResponse_Sandbox)(nil),
 		(*WatchSandboxesResponse_Command)(nil),
 		(*WatchSandboxesResponse_Synced)(nil),
@@ -7051,9 +8151,9 @@ func file_dsec_v1_dsec_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_dsec_proto_rawDesc), len(file_dsec_v1_dsec_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   96,
+			NumMessages:   114,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   4,
 		},
 		GoTypes:           file_dsec_v1_dsec_proto_goTypes,
 		DependencyIndexes: file_dsec_v1_dsec_proto_depIdxs,

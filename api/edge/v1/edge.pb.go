@@ -210,6 +210,7 @@ type CreateSandbox struct {
 	SpecDigest     string                 `protobuf:"bytes,6,opt,name=spec_digest,json=specDigest,proto3" json:"spec_digest,omitempty"`  // of the request as the caller sent it; tells a retry from a reuse of the key
 	OwnerEpoch     int64                  `protobuf:"varint,7,opt,name=owner_epoch,json=ownerEpoch,proto3" json:"owner_epoch,omitempty"` // of the owner apiserver; an edge refuses an older one than it has seen
 	Grant          string                 `protobuf:"bytes,8,opt,name=grant,proto3" json:"grant,omitempty"`                              // of this create's caller: a batch carries creates of several callers
+	Network        []*NetworkRule         `protobuf:"bytes,9,rep,name=network,proto3" json:"network,omitempty"`                          // what spec.network_rules stand for
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -300,6 +301,134 @@ func (x *CreateSandbox) GetGrant() string {
 	return ""
 }
 
+func (x *CreateSandbox) GetNetwork() []*NetworkRule {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+// NetworkRule is a rule with its service looked up.
+type NetworkRule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"` // as the caller wrote it
+	Allowed       bool                   `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Endpoints     []*v1.NetworkEndpoint  `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkRule) Reset() {
+	*x = NetworkRule{}
+	mi := &file_edge_v1_edge_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRule) ProtoMessage() {}
+
+func (x *NetworkRule) ProtoReflect() protoreflect.Message {
+	mi := &file_edge_v1_edge_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRule.ProtoReflect.Descriptor instead.
+func (*NetworkRule) Descriptor() ([]byte, []int) {
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *NetworkRule) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *NetworkRule) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *NetworkRule) GetEndpoints() []*v1.NetworkEndpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+type SetNetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	NetworkRules  map[string]bool        `protobuf:"bytes,2,rep,name=network_rules,json=networkRules,proto3" json:"network_rules,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Network       []*NetworkRule         `protobuf:"bytes,3,rep,name=network,proto3" json:"network,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNetworkRequest) Reset() {
+	*x = SetNetworkRequest{}
+	mi := &file_edge_v1_edge_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNetworkRequest) ProtoMessage() {}
+
+func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_edge_v1_edge_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
+func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SetNetworkRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *SetNetworkRequest) GetNetworkRules() map[string]bool {
+	if x != nil {
+		return x.NetworkRules
+	}
+	return nil
+}
+
+func (x *SetNetworkRequest) GetNetwork() []*NetworkRule {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
 type CreateResult struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -312,7 +441,7 @@ type CreateResult struct {
 
 func (x *CreateResult) Reset() {
 	*x = CreateResult{}
-	mi := &file_edge_v1_edge_proto_msgTypes[4]
+	mi := &file_edge_v1_edge_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -324,7 +453,7 @@ func (x *CreateResult) String() string {
 func (*CreateResult) ProtoMessage() {}
 
 func (x *CreateResult) ProtoReflect() protoreflect.Message {
-	mi := &file_edge_v1_edge_proto_msgTypes[4]
+	mi := &file_edge_v1_edge_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -337,7 +466,7 @@ func (x *CreateResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResult.ProtoReflect.Descriptor instead.
 func (*CreateResult) Descriptor() ([]byte, []int) {
-	return file_edge_v1_edge_proto_rawDescGZIP(), []int{4}
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateResult) GetId() string {
@@ -377,7 +506,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_edge_v1_edge_proto_msgTypes[5]
+	mi := &file_edge_v1_edge_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -389,7 +518,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_edge_v1_edge_proto_msgTypes[5]
+	mi := &file_edge_v1_edge_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -402,7 +531,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_edge_v1_edge_proto_rawDescGZIP(), []int{5}
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetSandboxRequest) GetId() string {
@@ -425,7 +554,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_edge_v1_edge_proto_msgTypes[6]
+	mi := &file_edge_v1_edge_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -437,7 +566,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_edge_v1_edge_proto_msgTypes[6]
+	mi := &file_edge_v1_edge_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -450,7 +579,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_edge_v1_edge_proto_rawDescGZIP(), []int{6}
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListSandboxesRequest) GetLabels() map[string]string {
@@ -498,7 +627,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_edge_v1_edge_proto_msgTypes[7]
+	mi := &file_edge_v1_edge_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +639,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_edge_v1_edge_proto_msgTypes[7]
+	mi := &file_edge_v1_edge_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +652,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_edge_v1_edge_proto_rawDescGZIP(), []int{7}
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Record {
@@ -552,7 +681,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_edge_v1_edge_proto_msgTypes[8]
+	mi := &file_edge_v1_edge_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -564,7 +693,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_edge_v1_edge_proto_msgTypes[8]
+	mi := &file_edge_v1_edge_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -577,7 +706,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_edge_v1_edge_proto_rawDescGZIP(), []int{8}
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Record) GetSandbox() *v1.Sandbox {
@@ -619,7 +748,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_edge_v1_edge_proto_msgTypes[9]
+	mi := &file_edge_v1_edge_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +760,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_edge_v1_edge_proto_msgTypes[9]
+	mi := &file_edge_v1_edge_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +773,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_edge_v1_edge_proto_rawDescGZIP(), []int{9}
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteSandboxRequest) GetId() string {
@@ -676,7 +805,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_edge_v1_edge_proto_msgTypes[10]
+	mi := &file_edge_v1_edge_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +817,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_edge_v1_edge_proto_msgTypes[10]
+	mi := &file_edge_v1_edge_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +830,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_edge_v1_edge_proto_rawDescGZIP(), []int{10}
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{12}
 }
 
 type Status struct {
@@ -730,7 +859,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_edge_v1_edge_proto_msgTypes[11]
+	mi := &file_edge_v1_edge_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +871,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_edge_v1_edge_proto_msgTypes[11]
+	mi := &file_edge_v1_edge_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +884,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_edge_v1_edge_proto_rawDescGZIP(), []int{11}
+	return file_edge_v1_edge_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Status) GetEdge() string {
@@ -900,7 +1029,7 @@ const file_edge_v1_edge_proto_rawDesc = "" +
 	"\x05grant\x18\x01 \x01(\fR\x05grant\x12\x1c\n" +
 	"\tsignature\x18\x02 \x01(\fR\tsignature\"J\n" +
 	"\x16CreateSandboxesRequest\x120\n" +
-	"\acreates\x18\x01 \x03(\v2\x16.edge.v1.CreateSandboxR\acreates\"\xaa\x02\n" +
+	"\acreates\x18\x01 \x03(\v2\x16.edge.v1.CreateSandboxR\acreates\"\xda\x02\n" +
 	"\rCreateSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x04spec\x18\x02 \x01(\v2\x14.dsec.v1.SandboxSpecR\x04spec\x12&\n" +
@@ -911,7 +1040,20 @@ const file_edge_v1_edge_proto_rawDesc = "" +
 	"specDigest\x12\x1f\n" +
 	"\vowner_epoch\x18\a \x01(\x03R\n" +
 	"ownerEpoch\x12\x14\n" +
-	"\x05grant\x18\b \x01(\tR\x05grant\"\x9f\x01\n" +
+	"\x05grant\x18\b \x01(\tR\x05grant\x12.\n" +
+	"\anetwork\x18\t \x03(\v2\x14.edge.v1.NetworkRuleR\anetwork\"s\n" +
+	"\vNetworkRule\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x18\n" +
+	"\aallowed\x18\x02 \x01(\bR\aallowed\x126\n" +
+	"\tendpoints\x18\x03 \x03(\v2\x18.dsec.v1.NetworkEndpointR\tendpoints\"\xf6\x01\n" +
+	"\x11SetNetworkRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12Q\n" +
+	"\rnetwork_rules\x18\x02 \x03(\v2,.edge.v1.SetNetworkRequest.NetworkRulesEntryR\fnetworkRules\x12.\n" +
+	"\anetwork\x18\x03 \x03(\v2\x14.edge.v1.NetworkRuleR\anetwork\x1a?\n" +
+	"\x11NetworkRulesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\bR\x05value:\x028\x01\"\x9f\x01\n" +
 	"\fCreateResult\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12*\n" +
 	"\asandbox\x18\x02 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\x12*\n" +
@@ -968,7 +1110,7 @@ const file_edge_v1_edge_proto_rawDesc = "" +
 	"\x14sandboxes_by_project\x18\x12 \x03(\v2'.edge.v1.Status.SandboxesByProjectEntryR\x12sandboxesByProject\x1aE\n" +
 	"\x17SandboxesByProjectEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x012\xd6\f\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x012\xe4\r\n" +
 	"\vEdgeService\x12K\n" +
 	"\x0fCreateSandboxes\x12\x1f.edge.v1.CreateSandboxesRequest\x1a\x15.edge.v1.CreateResult0\x01\x12:\n" +
 	"\n" +
@@ -993,7 +1135,11 @@ const file_edge_v1_edge_proto_rawDesc = "" +
 	"GetMetrics\x12\x1a.dsec.v1.GetMetricsRequest\x1a\x1b.dsec.v1.GetMetricsResponse\x12K\n" +
 	"\fWatchMetrics\x12\x1c.dsec.v1.WatchMetricsRequest\x1a\x1b.dsec.v1.GetMetricsResponse0\x01\x12N\n" +
 	"\rListProcesses\x12\x1d.dsec.v1.ListProcessesRequest\x1a\x1e.dsec.v1.ListProcessesResponse\x12N\n" +
-	"\rSignalProcess\x12\x1d.dsec.v1.SignalProcessRequest\x1a\x1e.dsec.v1.SignalProcessResponse\x12S\n" +
+	"\rSignalProcess\x12\x1d.dsec.v1.SignalProcessRequest\x1a\x1e.dsec.v1.SignalProcessResponse\x12E\n" +
+	"\n" +
+	"SetNetwork\x12\x1a.edge.v1.SetNetworkRequest\x1a\x1b.dsec.v1.SetNetworkResponse\x12E\n" +
+	"\n" +
+	"GetNetwork\x12\x1a.dsec.v1.GetNetworkRequest\x1a\x1b.dsec.v1.GetNetworkResponse\x12S\n" +
 	"\x0eWatchSandboxes\x12\x1e.dsec.v1.WatchSandboxesRequest\x1a\x1f.dsec.v1.WatchSandboxesResponse0\x01\x127\n" +
 	"\tGetStatus\x12\x19.edge.v1.GetStatusRequest\x1a\x0f.edge.v1.StatusB\x19Z\x17dsec/api/edge/v1;edgev1b\x06proto3"
 
@@ -1009,124 +1155,139 @@ func file_edge_v1_edge_proto_rawDescGZIP() []byte {
 	return file_edge_v1_edge_proto_rawDescData
 }
 
-var file_edge_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_edge_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_edge_v1_edge_proto_goTypes = []any{
 	(*Grant)(nil),                     // 0: edge.v1.Grant
 	(*SignedGrant)(nil),               // 1: edge.v1.SignedGrant
 	(*CreateSandboxesRequest)(nil),    // 2: edge.v1.CreateSandboxesRequest
 	(*CreateSandbox)(nil),             // 3: edge.v1.CreateSandbox
-	(*CreateResult)(nil),              // 4: edge.v1.CreateResult
-	(*GetSandboxRequest)(nil),         // 5: edge.v1.GetSandboxRequest
-	(*ListSandboxesRequest)(nil),      // 6: edge.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),     // 7: edge.v1.ListSandboxesResponse
-	(*Record)(nil),                    // 8: edge.v1.Record
-	(*DeleteSandboxRequest)(nil),      // 9: edge.v1.DeleteSandboxRequest
-	(*GetStatusRequest)(nil),          // 10: edge.v1.GetStatusRequest
-	(*Status)(nil),                    // 11: edge.v1.Status
-	nil,                               // 12: edge.v1.ListSandboxesRequest.LabelsEntry
-	nil,                               // 13: edge.v1.Status.SandboxesByProjectEntry
-	(*timestamppb.Timestamp)(nil),     // 14: google.protobuf.Timestamp
-	(*v1.SandboxSpec)(nil),            // 15: dsec.v1.SandboxSpec
-	(*v1.Layer)(nil),                  // 16: dsec.v1.Layer
-	(*v1.Sandbox)(nil),                // 17: dsec.v1.Sandbox
-	(*v1.Failure)(nil),                // 18: dsec.v1.Failure
-	(v1.State)(0),                     // 19: dsec.v1.State
-	(*v1.ExecRequest)(nil),            // 20: dsec.v1.ExecRequest
-	(*v1.GetCommandRequest)(nil),      // 21: dsec.v1.GetCommandRequest
-	(*v1.ListCommandsRequest)(nil),    // 22: dsec.v1.ListCommandsRequest
-	(*v1.KillCommandRequest)(nil),     // 23: dsec.v1.KillCommandRequest
-	(*v1.ResizeTerminalRequest)(nil),  // 24: dsec.v1.ResizeTerminalRequest
-	(*v1.CreateSessionRequest)(nil),   // 25: dsec.v1.CreateSessionRequest
-	(*v1.ListSessionsRequest)(nil),    // 26: dsec.v1.ListSessionsRequest
-	(*v1.DeleteSessionRequest)(nil),   // 27: dsec.v1.DeleteSessionRequest
-	(*v1.ListFilesRequest)(nil),       // 28: dsec.v1.ListFilesRequest
-	(*v1.StatFilesRequest)(nil),       // 29: dsec.v1.StatFilesRequest
-	(*v1.ChangeFilesRequest)(nil),     // 30: dsec.v1.ChangeFilesRequest
-	(*v1.WatchFilesRequest)(nil),      // 31: dsec.v1.WatchFilesRequest
-	(*v1.GetMetricsRequest)(nil),      // 32: dsec.v1.GetMetricsRequest
-	(*v1.WatchMetricsRequest)(nil),    // 33: dsec.v1.WatchMetricsRequest
-	(*v1.ListProcessesRequest)(nil),   // 34: dsec.v1.ListProcessesRequest
-	(*v1.SignalProcessRequest)(nil),   // 35: dsec.v1.SignalProcessRequest
-	(*v1.WatchSandboxesRequest)(nil),  // 36: dsec.v1.WatchSandboxesRequest
-	(*v1.CommandResult)(nil),          // 37: dsec.v1.CommandResult
-	(*v1.ListCommandsResponse)(nil),   // 38: dsec.v1.ListCommandsResponse
-	(*v1.KillCommandResponse)(nil),    // 39: dsec.v1.KillCommandResponse
-	(*v1.ResizeTerminalResponse)(nil), // 40: dsec.v1.ResizeTerminalResponse
-	(*v1.CreateSessionResponse)(nil),  // 41: dsec.v1.CreateSessionResponse
-	(*v1.ListSessionsResponse)(nil),   // 42: dsec.v1.ListSessionsResponse
-	(*v1.DeleteSessionResponse)(nil),  // 43: dsec.v1.DeleteSessionResponse
-	(*v1.ListFilesResponse)(nil),      // 44: dsec.v1.ListFilesResponse
-	(*v1.StatFilesResponse)(nil),      // 45: dsec.v1.StatFilesResponse
-	(*v1.ChangeFilesResponse)(nil),    // 46: dsec.v1.ChangeFilesResponse
-	(*v1.WatchFilesResponse)(nil),     // 47: dsec.v1.WatchFilesResponse
-	(*v1.GetMetricsResponse)(nil),     // 48: dsec.v1.GetMetricsResponse
-	(*v1.ListProcessesResponse)(nil),  // 49: dsec.v1.ListProcessesResponse
-	(*v1.SignalProcessResponse)(nil),  // 50: dsec.v1.SignalProcessResponse
-	(*v1.WatchSandboxesResponse)(nil), // 51: dsec.v1.WatchSandboxesResponse
+	(*NetworkRule)(nil),               // 4: edge.v1.NetworkRule
+	(*SetNetworkRequest)(nil),         // 5: edge.v1.SetNetworkRequest
+	(*CreateResult)(nil),              // 6: edge.v1.CreateResult
+	(*GetSandboxRequest)(nil),         // 7: edge.v1.GetSandboxRequest
+	(*ListSandboxesRequest)(nil),      // 8: edge.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),     // 9: edge.v1.ListSandboxesResponse
+	(*Record)(nil),                    // 10: edge.v1.Record
+	(*DeleteSandboxRequest)(nil),      // 11: edge.v1.DeleteSandboxRequest
+	(*GetStatusRequest)(nil),          // 12: edge.v1.GetStatusRequest
+	(*Status)(nil),                    // 13: edge.v1.Status
+	nil,                               // 14: edge.v1.SetNetworkRequest.NetworkRulesEntry
+	nil,                               // 15: edge.v1.ListSandboxesRequest.LabelsEntry
+	nil,                               // 16: edge.v1.Status.SandboxesByProjectEntry
+	(*timestamppb.Timestamp)(nil),     // 17: google.protobuf.Timestamp
+	(*v1.SandboxSpec)(nil),            // 18: dsec.v1.SandboxSpec
+	(*v1.Layer)(nil),                  // 19: dsec.v1.Layer
+	(*v1.NetworkEndpoint)(nil),        // 20: dsec.v1.NetworkEndpoint
+	(*v1.Sandbox)(nil),                // 21: dsec.v1.Sandbox
+	(*v1.Failure)(nil),                // 22: dsec.v1.Failure
+	(v1.State)(0),                     // 23: dsec.v1.State
+	(*v1.ExecRequest)(nil),            // 24: dsec.v1.ExecRequest
+	(*v1.GetCommandRequest)(nil),      // 25: dsec.v1.GetCommandRequest
+	(*v1.ListCommandsRequest)(nil),    // 26: dsec.v1.ListCommandsRequest
+	(*v1.KillCommandRequest)(nil),     // 27: dsec.v1.KillCommandRequest
+	(*v1.ResizeTerminalRequest)(nil),  // 28: dsec.v1.ResizeTerminalRequest
+	(*v1.CreateSessionRequest)(nil),   // 29: dsec.v1.CreateSessionRequest
+	(*v1.ListSessionsRequest)(nil),    // 30: dsec.v1.ListSessionsRequest
+	(*v1.DeleteSessionRequest)(nil),   // 31: dsec.v1.DeleteSessionRequest
+	(*v1.ListFilesRequest)(nil),       // 32: dsec.v1.ListFilesRequest
+	(*v1.StatFilesRequest)(nil),       // 33: dsec.v1.StatFilesRequest
+	(*v1.ChangeFilesRequest)(nil),     // 34: dsec.v1.ChangeFilesRequest
+	(*v1.WatchFilesRequest)(nil),      // 35: dsec.v1.WatchFilesRequest
+	(*v1.GetMetricsRequest)(nil),      // 36: dsec.v1.GetMetricsRequest
+	(*v1.WatchMetricsRequest)(nil),    // 37: dsec.v1.WatchMetricsRequest
+	(*v1.ListProcessesRequest)(nil),   // 38: dsec.v1.ListProcessesRequest
+	(*v1.SignalProcessRequest)(nil),   // 39: dsec.v1.SignalProcessRequest
+	(*v1.GetNetworkRequest)(nil),      // 40: dsec.v1.GetNetworkRequest
+	(*v1.WatchSandboxesRequest)(nil),  // 41: dsec.v1.WatchSandboxesRequest
+	(*v1.CommandResult)(nil),          // 42: dsec.v1.CommandResult
+	(*v1.ListCommandsResponse)(nil),   // 43: dsec.v1.ListCommandsResponse
+	(*v1.KillCommandResponse)(nil),    // 44: dsec.v1.KillCommandResponse
+	(*v1.ResizeTerminalResponse)(nil), // 45: dsec.v1.ResizeTerminalResponse
+	(*v1.CreateSessionResponse)(nil),  // 46: dsec.v1.CreateSessionResponse
+	(*v1.ListSessionsResponse)(nil),   // 47: dsec.v1.ListSessionsResponse
+	(*v1.DeleteSessionResponse)(nil),  // 48: dsec.v1.DeleteSessionResponse
+	(*v1.ListFilesResponse)(nil),      // 49: dsec.v1.ListFilesResponse
+	(*v1.StatFilesResponse)(nil),      // 50: dsec.v1.StatFilesResponse
+	(*v1.ChangeFilesResponse)(nil),    // 51: dsec.v1.ChangeFilesResponse
+	(*v1.WatchFilesResponse)(nil),     // 52: dsec.v1.WatchFilesResponse
+	(*v1.GetMetricsResponse)(nil),     // 53: dsec.v1.GetMetricsResponse
+	(*v1.ListProcessesResponse)(nil),  // 54: dsec.v1.ListProcessesResponse
+	(*v1.SignalProcessResponse)(nil),  // 55: dsec.v1.SignalProcessResponse
+	(*v1.SetNetworkResponse)(nil),     // 56: dsec.v1.SetNetworkResponse
+	(*v1.GetNetworkResponse)(nil),     // 57: dsec.v1.GetNetworkResponse
+	(*v1.WatchSandboxesResponse)(nil), // 58: dsec.v1.WatchSandboxesResponse
 }
 var file_edge_v1_edge_proto_depIdxs = []int32{
-	14, // 0: edge.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	17, // 0: edge.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
 	3,  // 1: edge.v1.CreateSandboxesRequest.creates:type_name -> edge.v1.CreateSandbox
-	15, // 2: edge.v1.CreateSandbox.spec:type_name -> dsec.v1.SandboxSpec
-	16, // 3: edge.v1.CreateSandbox.layers:type_name -> dsec.v1.Layer
-	14, // 4: edge.v1.CreateSandbox.deadline:type_name -> google.protobuf.Timestamp
-	17, // 5: edge.v1.CreateResult.sandbox:type_name -> dsec.v1.Sandbox
-	18, // 6: edge.v1.CreateResult.failure:type_name -> dsec.v1.Failure
-	12, // 7: edge.v1.ListSandboxesRequest.labels:type_name -> edge.v1.ListSandboxesRequest.LabelsEntry
-	19, // 8: edge.v1.ListSandboxesRequest.states:type_name -> dsec.v1.State
-	8,  // 9: edge.v1.ListSandboxesResponse.sandboxes:type_name -> edge.v1.Record
-	17, // 10: edge.v1.Record.sandbox:type_name -> dsec.v1.Sandbox
-	14, // 11: edge.v1.Status.at:type_name -> google.protobuf.Timestamp
-	13, // 12: edge.v1.Status.sandboxes_by_project:type_name -> edge.v1.Status.SandboxesByProjectEntry
-	2,  // 13: edge.v1.EdgeService.CreateSandboxes:input_type -> edge.v1.CreateSandboxesRequest
-	5,  // 14: edge.v1.EdgeService.GetSandbox:input_type -> edge.v1.GetSandboxRequest
-	6,  // 15: edge.v1.EdgeService.ListSandboxes:input_type -> edge.v1.ListSandboxesRequest
-	9,  // 16: edge.v1.EdgeService.DeleteSandbox:input_type -> edge.v1.DeleteSandboxRequest
-	20, // 17: edge.v1.EdgeService.Exec:input_type -> dsec.v1.ExecRequest
-	21, // 18: edge.v1.EdgeService.GetCommand:input_type -> dsec.v1.GetCommandRequest
-	22, // 19: edge.v1.EdgeService.ListCommands:input_type -> dsec.v1.ListCommandsRequest
-	23, // 20: edge.v1.EdgeService.KillCommand:input_type -> dsec.v1.KillCommandRequest
-	24, // 21: edge.v1.EdgeService.ResizeTerminal:input_type -> dsec.v1.ResizeTerminalRequest
-	25, // 22: edge.v1.EdgeService.CreateSession:input_type -> dsec.v1.CreateSessionRequest
-	26, // 23: edge.v1.EdgeService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
-	27, // 24: edge.v1.EdgeService.DeleteSession:input_type -> dsec.v1.DeleteSessionRequest
-	28, // 25: edge.v1.EdgeService.ListFiles:input_type -> dsec.v1.ListFilesRequest
-	29, // 26: edge.v1.EdgeService.StatFiles:input_type -> dsec.v1.StatFilesRequest
-	30, // 27: edge.v1.EdgeService.ChangeFiles:input_type -> dsec.v1.ChangeFilesRequest
-	31, // 28: edge.v1.EdgeService.WatchFiles:input_type -> dsec.v1.WatchFilesRequest
-	32, // 29: edge.v1.EdgeService.GetMetrics:input_type -> dsec.v1.GetMetricsRequest
-	33, // 30: edge.v1.EdgeService.WatchMetrics:input_type -> dsec.v1.WatchMetricsRequest
-	34, // 31: edge.v1.EdgeService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
-	35, // 32: edge.v1.EdgeService.SignalProcess:input_type -> dsec.v1.SignalProcessRequest
-	36, // 33: edge.v1.EdgeService.WatchSandboxes:input_type -> dsec.v1.WatchSandboxesRequest
-	10, // 34: edge.v1.EdgeService.GetStatus:input_type -> edge.v1.GetStatusRequest
-	4,  // 35: edge.v1.EdgeService.CreateSandboxes:output_type -> edge.v1.CreateResult
-	17, // 36: edge.v1.EdgeService.GetSandbox:output_type -> dsec.v1.Sandbox
-	7,  // 37: edge.v1.EdgeService.ListSandboxes:output_type -> edge.v1.ListSandboxesResponse
-	17, // 38: edge.v1.EdgeService.DeleteSandbox:output_type -> dsec.v1.Sandbox
-	37, // 39: edge.v1.EdgeService.Exec:output_type -> dsec.v1.CommandResult
-	37, // 40: edge.v1.EdgeService.GetCommand:output_type -> dsec.v1.CommandResult
-	38, // 41: edge.v1.EdgeService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
-	39, // 42: edge.v1.EdgeService.KillCommand:output_type -> dsec.v1.KillCommandResponse
-	40, // 43: edge.v1.EdgeService.ResizeTerminal:output_type -> dsec.v1.ResizeTerminalResponse
-	41, // 44: edge.v1.EdgeService.CreateSession:output_type -> dsec.v1.CreateSessionResponse
-	42, // 45: edge.v1.EdgeService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
-	43, // 46: edge.v1.EdgeService.DeleteSession:output_type -> dsec.v1.DeleteSessionResponse
-	44, // 47: edge.v1.EdgeService.ListFiles:output_type -> dsec.v1.ListFilesResponse
-	45, // 48: edge.v1.EdgeService.StatFiles:output_type -> dsec.v1.StatFilesResponse
-	46, // 49: edge.v1.EdgeService.ChangeFiles:output_type -> dsec.v1.ChangeFilesResponse
-	47, // 50: edge.v1.EdgeService.WatchFiles:output_type -> dsec.v1.WatchFilesResponse
-	48, // 51: edge.v1.EdgeService.GetMetrics:output_type -> dsec.v1.GetMetricsResponse
-	48, // 52: edge.v1.EdgeService.WatchMetrics:output_type -> dsec.v1.GetMetricsResponse
-	49, // 53: edge.v1.EdgeService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
-	50, // 54: edge.v1.EdgeService.SignalProcess:output_type -> dsec.v1.SignalProcessResponse
-	51, // 55: edge.v1.EdgeService.WatchSandboxes:output_type -> dsec.v1.WatchSandboxesResponse
-	11, // 56: edge.v1.EdgeService.GetStatus:output_type -> edge.v1.Status
-	35, // [35:57] is the sub-list for method output_type
-	13, // [13:35] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	18, // 2: edge.v1.CreateSandbox.spec:type_name -> dsec.v1.SandboxSpec
+	19, // 3: edge.v1.CreateSandbox.layers:type_name -> dsec.v1.Layer
+	17, // 4: edge.v1.CreateSandbox.deadline:type_name -> google.protobuf.Timestamp
+	4,  // 5: edge.v1.CreateSandbox.network:type_name -> edge.v1.NetworkRule
+	20, // 6: edge.v1.NetworkRule.endpoints:type_name -> dsec.v1.NetworkEndpoint
+	14, // 7: edge.v1.SetNetworkRequest.network_rules:type_name -> edge.v1.SetNetworkRequest.NetworkRulesEntry
+	4,  // 8: edge.v1.SetNetworkRequest.network:type_name -> edge.v1.NetworkRule
+	21, // 9: edge.v1.CreateResult.sandbox:type_name -> dsec.v1.Sandbox
+	22, // 10: edge.v1.CreateResult.failure:type_name -> dsec.v1.Failure
+	15, // 11: edge.v1.ListSandboxesRequest.labels:type_name -> edge.v1.ListSandboxesRequest.LabelsEntry
+	23, // 12: edge.v1.ListSandboxesRequest.states:type_name -> dsec.v1.State
+	10, // 13: edge.v1.ListSandboxesResponse.sandboxes:type_name -> edge.v1.Record
+	21, // 14: edge.v1.Record.sandbox:type_name -> dsec.v1.Sandbox
+	17, // 15: edge.v1.Status.at:type_name -> google.protobuf.Timestamp
+	16, // 16: edge.v1.Status.sandboxes_by_project:type_name -> edge.v1.Status.SandboxesByProjectEntry
+	2,  // 17: edge.v1.EdgeService.CreateSandboxes:input_type -> edge.v1.CreateSandboxesRequest
+	7,  // 18: edge.v1.EdgeService.GetSandbox:input_type -> edge.v1.GetSandboxRequest
+	8,  // 19: edge.v1.EdgeService.ListSandboxes:input_type -> edge.v1.ListSandboxesRequest
+	11, // 20: edge.v1.EdgeService.DeleteSandbox:input_type -> edge.v1.DeleteSandboxRequest
+	24, // 21: edge.v1.EdgeService.Exec:input_type -> dsec.v1.ExecRequest
+	25, // 22: edge.v1.EdgeService.GetCommand:input_type -> dsec.v1.GetCommandRequest
+	26, // 23: edge.v1.EdgeService.ListCommands:input_type -> dsec.v1.ListCommandsRequest
+	27, // 24: edge.v1.EdgeService.KillCommand:input_type -> dsec.v1.KillCommandRequest
+	28, // 25: edge.v1.EdgeService.ResizeTerminal:input_type -> dsec.v1.ResizeTerminalRequest
+	29, // 26: edge.v1.EdgeService.CreateSession:input_type -> dsec.v1.CreateSessionRequest
+	30, // 27: edge.v1.EdgeService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
+	31, // 28: edge.v1.EdgeService.DeleteSession:input_type -> dsec.v1.DeleteSessionRequest
+	32, // 29: edge.v1.EdgeService.ListFiles:input_type -> dsec.v1.ListFilesRequest
+	33, // 30: edge.v1.EdgeService.StatFiles:input_type -> dsec.v1.StatFilesRequest
+	34, // 31: edge.v1.EdgeService.ChangeFiles:input_type -> dsec.v1.ChangeFilesRequest
+	35, // 32: edge.v1.EdgeService.WatchFiles:input_type -> dsec.v1.WatchFilesRequest
+	36, // 33: edge.v1.EdgeService.GetMetrics:input_type -> dsec.v1.GetMetricsRequest
+	37, // 34: edge.v1.EdgeService.WatchMetrics:input_type -> dsec.v1.WatchMetricsRequest
+	38, // 35: edge.v1.EdgeService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
+	39, // 36: edge.v1.EdgeService.SignalProcess:input_type -> dsec.v1.SignalProcessRequest
+	5,  // 37: edge.v1.EdgeService.SetNetwork:input_type -> edge.v1.SetNetworkRequest
+	40, // 38: edge.v1.EdgeService.GetNetwork:input_type -> dsec.v1.GetNetworkRequest
+	41, // 39: edge.v1.EdgeService.WatchSandboxes:input_type -> dsec.v1.WatchSandboxesRequest
+	12, // 40: edge.v1.EdgeService.GetStatus:input_type -> edge.v1.GetStatusRequest
+	6,  // 41: edge.v1.EdgeService.CreateSandboxes:output_type -> edge.v1.CreateResult
+	21, // 42: edge.v1.EdgeService.GetSandbox:output_type -> dsec.v1.Sandbox
+	9,  // 43: edge.v1.EdgeService.ListSandboxes:output_type -> edge.v1.ListSandboxesResponse
+	21, // 44: edge.v1.EdgeService.DeleteSandbox:output_type -> dsec.v1.Sandbox
+	42, // 45: edge.v1.EdgeService.Exec:output_type -> dsec.v1.CommandResult
+	42, // 46: edge.v1.EdgeService.GetCommand:output_type -> dsec.v1.CommandResult
+	43, // 47: edge.v1.EdgeService.ListCommands:output_type -> dsec.v1.ListCommandsResponse
+	44, // 48: edge.v1.EdgeService.KillCommand:output_type -> dsec.v1.KillCommandResponse
+	45, // 49: edge.v1.EdgeService.ResizeTerminal:output_type -> dsec.v1.ResizeTerminalResponse
+	46, // 50: edge.v1.EdgeService.CreateSession:output_type -> dsec.v1.CreateSessionResponse
+	47, // 51: edge.v1.EdgeService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
+	48, // 52: edge.v1.EdgeService.DeleteSession:output_type -> dsec.v1.DeleteSessionResponse
+	49, // 53: edge.v1.EdgeService.ListFiles:output_type -> dsec.v1.ListFilesResponse
+	50, // 54: edge.v1.EdgeService.StatFiles:output_type -> dsec.v1.StatFilesResponse
+	51, // 55: edge.v1.EdgeService.ChangeFiles:output_type -> dsec.v1.ChangeFilesResponse
+	52, // 56: edge.v1.EdgeService.WatchFiles:output_type -> dsec.v1.WatchFilesResponse
+	53, // 57: edge.v1.EdgeService.GetMetrics:output_type -> dsec.v1.GetMetricsResponse
+	53, // 58: edge.v1.EdgeService.WatchMetrics:output_type -> dsec.v1.GetMetricsResponse
+	54, // 59: edge.v1.EdgeService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
+	55, // 60: edge.v1.EdgeService.SignalProcess:output_type -> dsec.v1.SignalProcessResponse
+	56, // 61: edge.v1.EdgeService.SetNetwork:output_type -> dsec.v1.SetNetworkResponse
+	57, // 62: edge.v1.EdgeService.GetNetwork:output_type -> dsec.v1.GetNetworkResponse
+	58, // 63: edge.v1.EdgeService.WatchSandboxes:output_type -> dsec.v1.WatchSandboxesResponse
+	13, // 64: edge.v1.EdgeService.GetStatus:output_type -> edge.v1.Status
+	41, // [41:65] is the sub-list for method output_type
+	17, // [17:41] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_edge_v1_edge_proto_init() }
@@ -1140,7 +1301,7 @@ func file_edge_v1_edge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_edge_v1_edge_proto_rawDesc), len(file_edge_v1_edge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -44,6 +44,8 @@ const (
 	EdgeService_WatchMetrics_FullMethodName    = "/edge.v1.EdgeService/WatchMetrics"
 	EdgeService_ListProcesses_FullMethodName   = "/edge.v1.EdgeService/ListProcesses"
 	EdgeService_SignalProcess_FullMethodName   = "/edge.v1.EdgeService/SignalProcess"
+	EdgeService_SetNetwork_FullMethodName      = "/edge.v1.EdgeService/SetNetwork"
+	EdgeService_GetNetwork_FullMethodName      = "/edge.v1.EdgeService/GetNetwork"
 	EdgeService_WatchSandboxes_FullMethodName  = "/edge.v1.EdgeService/WatchSandboxes"
 	EdgeService_GetStatus_FullMethodName       = "/edge.v1.EdgeService/GetStatus"
 )
@@ -74,6 +76,8 @@ type EdgeServiceClient interface {
 	WatchMetrics(ctx context.Context, in *v1.WatchMetricsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.GetMetricsResponse], error)
 	ListProcesses(ctx context.Context, in *v1.ListProcessesRequest, opts ...grpc.CallOption) (*v1.ListProcessesResponse, error)
 	SignalProcess(ctx context.Context, in *v1.SignalProcessRequest, opts ...grpc.CallOption) (*v1.SignalProcessResponse, error)
+	SetNetwork(ctx context.Context, in *SetNetworkRequest, opts ...grpc.CallOption) (*v1.SetNetworkResponse, error)
+	GetNetwork(ctx context.Context, in *v1.GetNetworkRequest, opts ...grpc.CallOption) (*v1.GetNetworkResponse, error)
 	WatchSandboxes(ctx context.Context, in *v1.WatchSandboxesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.WatchSandboxesResponse], error)
 	// GetStatus is what the watcher polls.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
@@ -323,6 +327,26 @@ func (c *edgeServiceClient) SignalProcess(ctx context.Context, in *v1.SignalProc
 	return out, nil
 }
 
+func (c *edgeServiceClient) SetNetwork(ctx context.Context, in *SetNetworkRequest, opts ...grpc.CallOption) (*v1.SetNetworkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.SetNetworkResponse)
+	err := c.cc.Invoke(ctx, EdgeService_SetNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *edgeServiceClient) GetNetwork(ctx context.Context, in *v1.GetNetworkRequest, opts ...grpc.CallOption) (*v1.GetNetworkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.GetNetworkResponse)
+	err := c.cc.Invoke(ctx, EdgeService_GetNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *edgeServiceClient) WatchSandboxes(ctx context.Context, in *v1.WatchSandboxesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[v1.WatchSandboxesResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &EdgeService_ServiceDesc.Streams[4], EdgeService_WatchSandboxes_FullMethodName, cOpts...)
@@ -378,6 +402,8 @@ type EdgeServiceServer interface {
 	WatchMetrics(*v1.WatchMetricsRequest, grpc.ServerStreamingServer[v1.GetMetricsResponse]) error
 	ListProcesses(context.Context, *v1.ListProcessesRequest) (*v1.ListProcessesResponse, error)
 	SignalProcess(context.Context, *v1.SignalProcessRequest) (*v1.SignalProcessResponse, error)
+	SetNetwork(context.Context, *SetNetworkRequest) (*v1.SetNetworkResponse, error)
+	GetNetwork(context.Context, *v1.GetNetworkRequest) (*v1.GetNetworkResponse, error)
 	WatchSandboxes(*v1.WatchSandboxesRequest, grpc.ServerStreamingServer[v1.WatchSandboxesResponse]) error
 	// GetStatus is what the watcher polls.
 	GetStatus(context.Context, *GetStatusRequest) (*Status, error)
@@ -450,6 +476,12 @@ func (UnimplementedEdgeServiceServer) ListProcesses(context.Context, *v1.ListPro
 }
 func (UnimplementedEdgeServiceServer) SignalProcess(context.Context, *v1.SignalProcessRequest) (*v1.SignalProcessResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SignalProcess not implemented")
+}
+func (UnimplementedEdgeServiceServer) SetNetwork(context.Context, *SetNetworkRequest) (*v1.SetNetworkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetNetwork not implemented")
+}
+func (UnimplementedEdgeServiceServer) GetNetwork(context.Context, *v1.GetNetworkRequest) (*v1.GetNetworkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetNetwork not implemented")
 }
 func (UnimplementedEdgeServiceServer) WatchSandboxes(*v1.WatchSandboxesRequest, grpc.ServerStreamingServer[v1.WatchSandboxesResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchSandboxes not implemented")
@@ -810,6 +842,42 @@ func _EdgeService_SignalProcess_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EdgeService_SetNetwork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetNetworkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).SetNetwork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_SetNetwork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).SetNetwork(ctx, req.(*SetNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EdgeService_GetNetwork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(v1.GetNetworkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EdgeServiceServer).GetNetwork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EdgeService_GetNetwork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EdgeServiceServer).GetNetwork(ctx, req.(*v1.GetNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _EdgeService_WatchSandboxes_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(v1.WatchSandboxesRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -909,6 +977,14 @@ var EdgeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SignalProcess",
 			Handler:    _EdgeService_SignalProcess_Handler,
+		},
+		{
+			MethodName: "SetNetwork",
+			Handler:    _EdgeService_SetNetwork_Handler,
+		},
+		{
+			MethodName: "GetNetwork",
+			Handler:    _EdgeService_GetNetwork_Handler,
 		},
 		{
 			MethodName: "GetStatus",

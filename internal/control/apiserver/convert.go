@@ -34,7 +34,6 @@ func readSpec(p *dsecv1.SandboxSpec) (sandbox.Spec, string, error) {
 	}
 	s := sandbox.Spec{
 		Backend: p.GetBackend(), Image: p.GetImage(), Workspace: p.GetWorkspace(), Toolkits: p.GetToolkits(),
-		Limits:      sandbox.Limits{Memory: p.GetLimits().GetMemoryBytes(), CPU: p.GetLimits().GetCpuCores(), PIDs: p.GetLimits().GetPids(), Disk: p.GetLimits().GetDiskBytes()},
 		IdleTimeout: seconds(p.GetIdleTimeoutSeconds()), Lifetime: seconds(p.GetLifetimeSeconds()),
 		Labels: p.GetLabels(), Env: p.GetEnv(), User: p.GetUser(), Workdir: p.GetWorkdir(), Network: p.GetNetworkRules(),
 		Hostname: p.GetHostname(), Name: p.GetName(),
@@ -69,7 +68,6 @@ func seconds(n int64) time.Duration {
 func writeSpec(s sandbox.Spec) *dsecv1.SandboxSpec {
 	p := &dsecv1.SandboxSpec{
 		Backend: s.Backend, Image: s.Image, Workspace: s.Workspace, Toolkits: s.Toolkits,
-		Limits:             &dsecv1.Limits{MemoryBytes: s.Limits.Memory, CpuCores: s.Limits.CPU, Pids: s.Limits.PIDs, DiskBytes: s.Limits.Disk},
 		IdleTimeoutSeconds: int64(s.IdleTimeout / time.Second), LifetimeSeconds: int64(s.Lifetime / time.Second),
 		Labels: s.Labels, Env: s.Env, User: s.User, Workdir: s.Workdir, NetworkRules: s.Network, Hostname: s.Hostname, Name: s.Name,
 	}

@@ -174,7 +174,7 @@ func (s *Server) visit(x *exchange, r *http.Request, label string) (*visit, erro
 		if err == nil && (t.Sandbox != string(id) || t.Port != port) {
 			err = sandbox.Errorf(sandbox.Unauthenticated, "bad_port_token", "this link is for another address; ask for a new one")
 		}
-		if err == nil && !who.Role.May(iam.Use) {
+		if err == nil && !who.May(iam.Use) {
 			err = sandbox.Errorf(sandbox.PermissionDenied, "permission_denied", "the key that made this link may not use sandboxes any more")
 		}
 		if err != nil {

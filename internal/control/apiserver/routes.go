@@ -42,6 +42,7 @@ func (s *Server) table() []route {
 	}
 	_, sandboxes := dsecv1connect.NewSandboxServiceHandler(sandboxService{s}, options...)
 	_, environments := dsecv1connect.NewEnvironmentServiceHandler(environmentService{s}, options...)
+	_, networks := dsecv1connect.NewNetworkServiceHandler(networkService{s}, options...)
 	_, system := dsecv1connect.NewSystemServiceHandler(systemService{s}, options...)
 	rpc := func(procedure string, p iam.Permission, h http.Handler) route {
 		return route{"POST " + procedure, p, int64(messageLimit(procedure)), s.o.BodyIdle, explained(h)}
@@ -70,10 +71,16 @@ func (s *Server) table() []route {
 		rpc(dsecv1connect.SandboxServiceListProcessesProcedure, iam.Read, sandboxes),
 		rpc(dsecv1connect.SandboxServiceSignalProcessProcedure, iam.Use, sandboxes),
 		rpc(dsecv1connect.SandboxServiceWatchSandboxesProcedure, iam.Read, sandboxes),
+		rpc(dsecv1connect.SandboxServiceSetNetworkProcedure, iam.Use, sandboxes),
+		rpc(dsecv1connect.SandboxServiceGetNetworkProcedure, iam.Read, sandboxes),
 		rpc(dsecv1connect.SandboxServiceCreatePortURLProcedure, iam.Use, sandboxes),
 		rpc(dsecv1connect.EnvironmentServiceListEnvironmentsProcedure, iam.Read, environments),
 		rpc(dsecv1connect.EnvironmentServiceGetEnvironmentProcedure, iam.Read, environments),
 		rpc(dsecv1connect.EnvironmentServiceRemoveEnvironmentProcedure, iam.Publish, environments),
+		rpc(dsecv1connect.NetworkServicePutServiceProcedure, iam.Operate, networks),
+		rpc(dsecv1connect.NetworkServiceGetServiceProcedure, iam.Read, networks),
+		rpc(dsecv1connect.NetworkServiceListServicesProcedure, iam.Read, networks),
+		rpc(dsecv1connect.NetworkServiceRemoveServiceProcedure, iam.Operate, networks),
 		rpc(dsecv1connect.SystemServiceGetInfoProcedure, iam.Read, system),
 
 		{"GET " + files, iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
@@ -167,7 +174,7 @@ func (s *Server) dispatch(x *exchange, r *http.Request, mux *http.ServeMux) {
 func (s *Server) guard(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := w.(*exchange)
-		if !x.who.Role.May(rt.permission) {
+		if !x.who.May(rt.permission) {
 			x.fail(r, sandbox.Errorf(sandbox.PermissionDenied, "permission_denied", "the role %q of this key may not do this", string(x.who.Role)))
 			return
 		}

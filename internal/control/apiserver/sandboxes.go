@@ -14,6 +14,7 @@ import (
 	edgev1 "dsec/api/edge/v1"
 	"dsec/internal/control/launch"
 	"dsec/internal/grpcerr"
+	"dsec/internal/startspec"
 	"dsec/sandbox"
 )
 
@@ -41,7 +42,13 @@ func (v sandboxService) prepare(ctx context.Context, spec *dsecv1.SandboxSpec, k
 	if err != nil {
 		return launch.Request{}, err
 	}
-	return launch.Request{Caller: who, Key: key, Digest: digest, Spec: r.spec, Layers: r.layers, Timeout: limit}, nil
+	rules, err := v.s.services.rules(ctx, s.Network)
+	if err != nil {
+		return launch.Request{}, err
+	}
+	return launch.Request{
+		Caller: who, Key: key, Digest: digest, Spec: r.spec, Layers: r.layers, Network: startspec.WireNetworkRules(rules), Timeout: limit,
+	}, nil
 }
 
 // CreateSandbox implements the service.

@@ -80,12 +80,13 @@ const (
 
 // A Server answers the public API.
 type Server struct {
-	o       Options
-	names   *resolver
-	imports chan struct{} // one token for each import that may run
-	routes  []route
-	inside  http.Handler // of requests to servers inside
-	handler http.Handler
+	o        Options
+	names    *resolver
+	services *serviceNames
+	imports  chan struct{} // one token for each import that may run
+	routes   []route
+	inside   http.Handler // of requests to servers inside
+	handler  http.Handler
 }
 
 // New makes a server.
@@ -94,7 +95,7 @@ func New(o Options) *Server {
 	setDefault(&o.MaxArchiveBytes, defaultMaxArchive)
 	setDefault(&o.BatchWindow, defaultBatchWindow)
 	setDefault(&o.BodyIdle, defaultBodyIdle)
-	s := &Server{o: o, names: newResolver(o.Store, o.Images, o.Now), imports: make(chan struct{}, o.MaxImports)}
+	s := &Server{o: o, names: newResolver(o.Store, o.Images, o.Now), services: newServiceNames(o.Store, o.Now), imports: make(chan struct{}, o.MaxImports)}
 	s.routes = s.table()
 	s.handler = s.build()
 	return s

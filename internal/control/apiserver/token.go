@@ -13,6 +13,7 @@ import (
 const (
 	sandboxTokenVersion = "s1"
 	nameTokenVersion    = "n1"
+	serviceTokenVersion = "v1"
 	maxToken            = 4 << 10
 )
 
@@ -65,4 +66,14 @@ func parseNameToken(s string) (store.NameKey, error) {
 		return store.NameKey{}, err
 	}
 	return store.NameKey{Kind: f[0], Name: f[1], Tag: f[2]}, nil
+}
+
+func serviceToken(name string) string { return writeToken(serviceTokenVersion, name) }
+
+func parseServiceToken(s string) (string, error) {
+	f, err := readToken(s, serviceTokenVersion, 1)
+	if err != nil || f == nil {
+		return "", err
+	}
+	return f[0], nil
 }

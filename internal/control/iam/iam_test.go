@@ -231,6 +231,14 @@ func TestRoles(t *testing.T) {
 	if Role("").May(Read) || Role("root").Valid() || RoleReader.May(Use) || RoleReader.May(Publish) || !RoleReader.May(Read) || !RoleUser.May(Publish) {
 		t.Fatal("the table of roles is wrong")
 	}
+	for _, id := range []Identity{{Project: RootProject, Role: RoleUser}, {Project: RootProject, Role: RoleReader}, {Project: RootProject + "/a", Role: RoleAdmin}} {
+		if id.May(Operate) {
+			t.Errorf("%+v may change what all projects have", id)
+		}
+	}
+	if id := (Identity{Project: RootProject, Role: RoleAdmin}); !id.May(Operate) || !id.May(Use) {
+		t.Error("the root's administrator may not")
+	}
 }
 
 func FuzzParseKey(f *testing.F) {

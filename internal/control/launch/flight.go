@@ -236,7 +236,7 @@ func (l *Launcher) ask(f *flight, code sandbox.EdgeCode, id sandbox.ID) (*edgev1
 	ctx, cancel := context.WithDeadline(l.ctx, f.deadline.Add(answerGrace))
 	defer cancel()
 	return e.Create(ctx, &edgev1.CreateSandbox{
-		Id: string(id), Spec: f.request.Spec, Layers: f.request.Layers, IdempotencyKey: f.request.Key, SpecDigest: f.request.Digest,
+		Id: string(id), Spec: f.request.Spec, Layers: f.request.Layers, Network: f.request.Network, IdempotencyKey: f.request.Key, SpecDigest: f.request.Digest,
 		Deadline: timestamppb.New(f.deadline), OwnerEpoch: ownerEpoch, Grant: signed,
 	})
 }

@@ -145,13 +145,14 @@ func (l *Launcher) ownerLocked(project string) *owner.Owner {
 	return o
 }
 
-// A Request asks for one sandbox. Spec and Layers are resolved and are not changed.
+// A Request asks for one sandbox. Spec, Layers and Network are resolved and are not changed.
 type Request struct {
 	Caller  iam.Identity
 	Key     string // idempotency key; "" = none
 	Digest  string // of the request as it was sent
 	Spec    *dsecv1.SandboxSpec
 	Layers  []*dsecv1.Layer
+	Network []*edgev1.NetworkRule
 	Timeout time.Duration // until ready
 }
 

@@ -55,6 +55,14 @@ var migrations = []string{
 		name  TEXT PRIMARY KEY,
 		value BLOB NOT NULL
 	);`,
+	// A service that is removed keeps its row, without endpoints.
+	`CREATE TABLE network_services (
+		name        TEXT PRIMARY KEY,
+		endpoints   TEXT NOT NULL DEFAULT '',
+		description TEXT NOT NULL DEFAULT '',
+		changed_ms  BIGINT NOT NULL,
+		changed_by  TEXT NOT NULL
+	);`,
 }
 
 // migrate brings the database to the newest version in one transaction. A database from a later release is refused: an

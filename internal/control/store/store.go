@@ -1,5 +1,5 @@
-// Package store keeps what the control plane must not forget: API keys, projects, edges, the names of environments, and
-// the key that signs grants. Nothing per sandbox is here: that lives on the edges.
+// Package store keeps what the control plane must not forget: API keys, projects, edges, the names of environments, network
+// services, and the key that signs grants. Nothing per sandbox is here: that lives on the edges.
 //
 // Store is the contract; SQLite implements it for one apiserver, PostgreSQL will for several. Both must pass storetest.
 //
@@ -8,6 +8,7 @@
 //   - Only hashes of API keys are stored. A lost key cannot be read back, only replaced.
 //   - A manifest is recorded when a name first pins it, and stays recorded when the name goes. Digests that were never
 //     recorded are refused at create, since a blob that merely looks like a manifest may have been uploaded as a file.
+//   - A network service that is removed leaves its name behind: what a platform defines by itself, it defines once.
 //   - Lists are pages by key ("after"), so rows added or removed meanwhile neither repeat nor hide others.
 package store
 
@@ -79,6 +80,13 @@ type Manifest struct {
 	CreatedBy string
 }
 
+// A Service is a network service of the whole platform.
+type Service struct {
+	sandbox.Service
+	ChangedAt time.Time
+	ChangedBy string
+}
+
 // A Store holds rows. Every method may be called concurrently, is atomic, and has taken effect durably when it returns nil.
 // Missing rows are sandbox.NotFound, taken names sandbox.AlreadyExists, and a store that cannot answer now
 // sandbox.Unavailable; a cancelled context is its own error. Times have millisecond precision and are UTC.
@@ -111,6 +119,17 @@ type Store interface {
 	RemoveName(ctx context.Context, project, kind, name, tag string) error
 	// Manifest finds the record of a manifest.
 	Manifest(ctx context.Context, project, digest string) (Manifest, error)
+
+	// PutService defines a service, in place of what its name stood for.
+	PutService(ctx context.Context, s Service) error
+	// AddService defines a service whose name stands for nothing.
+	AddService(ctx context.Context, s Service) error
+	// DefineService defines a service unless its name has ever been defined, removed since or not.
+	DefineService(ctx context.Context, s Service) (defined bool, err error)
+	Service(ctx context.Context, name string) (Service, error)
+	// Services lists services by name.
+	Services(ctx context.Context, after string, limit int) ([]Service, error)
+	RemoveService(ctx context.Context, name string) error
 
 	// Secret returns the secret of that name. If there is none yet, it stores and returns what make gives; of several
 	// concurrent first calls all return the same.

@@ -31,6 +31,8 @@ const (
 	SandboxServiceName = "dsec.v1.SandboxService"
 	// EnvironmentServiceName is the fully-qualified name of the EnvironmentService service.
 	EnvironmentServiceName = "dsec.v1.EnvironmentService"
+	// NetworkServiceName is the fully-qualified name of the NetworkService service.
+	NetworkServiceName = "dsec.v1.NetworkService"
 	// SystemServiceName is the fully-qualified name of the SystemService service.
 	SystemServiceName = "dsec.v1.SystemService"
 )
@@ -108,6 +110,12 @@ const (
 	// SandboxServiceWatchSandboxesProcedure is the fully-qualified name of the SandboxService's
 	// WatchSandboxes RPC.
 	SandboxServiceWatchSandboxesProcedure = "/dsec.v1.SandboxService/WatchSandboxes"
+	// SandboxServiceSetNetworkProcedure is the fully-qualified name of the SandboxService's SetNetwork
+	// RPC.
+	SandboxServiceSetNetworkProcedure = "/dsec.v1.SandboxService/SetNetwork"
+	// SandboxServiceGetNetworkProcedure is the fully-qualified name of the SandboxService's GetNetwork
+	// RPC.
+	SandboxServiceGetNetworkProcedure = "/dsec.v1.SandboxService/GetNetwork"
 	// SandboxServiceCreatePortURLProcedure is the fully-qualified name of the SandboxService's
 	// CreatePortURL RPC.
 	SandboxServiceCreatePortURLProcedure = "/dsec.v1.SandboxService/CreatePortURL"
@@ -120,6 +128,18 @@ const (
 	// EnvironmentServiceRemoveEnvironmentProcedure is the fully-qualified name of the
 	// EnvironmentService's RemoveEnvironment RPC.
 	EnvironmentServiceRemoveEnvironmentProcedure = "/dsec.v1.EnvironmentService/RemoveEnvironment"
+	// NetworkServicePutServiceProcedure is the fully-qualified name of the NetworkService's PutService
+	// RPC.
+	NetworkServicePutServiceProcedure = "/dsec.v1.NetworkService/PutService"
+	// NetworkServiceGetServiceProcedure is the fully-qualified name of the NetworkService's GetService
+	// RPC.
+	NetworkServiceGetServiceProcedure = "/dsec.v1.NetworkService/GetService"
+	// NetworkServiceListServicesProcedure is the fully-qualified name of the NetworkService's
+	// ListServices RPC.
+	NetworkServiceListServicesProcedure = "/dsec.v1.NetworkService/ListServices"
+	// NetworkServiceRemoveServiceProcedure is the fully-qualified name of the NetworkService's
+	// RemoveService RPC.
+	NetworkServiceRemoveServiceProcedure = "/dsec.v1.NetworkService/RemoveService"
 	// SystemServiceGetInfoProcedure is the fully-qualified name of the SystemService's GetInfo RPC.
 	SystemServiceGetInfoProcedure = "/dsec.v1.SystemService/GetInfo"
 )
@@ -170,6 +190,10 @@ type SandboxServiceClient interface {
 	// begins with the present state of all that match, then `synced`: an id that has not come by then is unknown. Only the
 	// latest state counts: what a slow reader missed in between is left out.
 	WatchSandboxes(context.Context, *connect.Request[v1.WatchSandboxesRequest]) (*connect.ServerStreamForClient[v1.WatchSandboxesResponse], error)
+	// SetNetwork replaces the network rules of a running sandbox at once. Connections to what they close are reset.
+	SetNetwork(context.Context, *connect.Request[v1.SetNetworkRequest]) (*connect.Response[v1.SetNetworkResponse], error)
+	// GetNetwork says what the rules mean now, and what was refused.
+	GetNetwork(context.Context, *connect.Request[v1.GetNetworkRequest]) (*connect.Response[v1.GetNetworkResponse], error)
 	// CreatePortURL makes a URL by which a browser reaches a port inside without a key, until it expires.
 	CreatePortURL(context.Context, *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error)
 }
@@ -317,6 +341,18 @@ func NewSandboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sandboxServiceMethods.ByName("WatchSandboxes")),
 			connect.WithClientOptions(opts...),
 		),
+		setNetwork: connect.NewClient[v1.SetNetworkRequest, v1.SetNetworkResponse](
+			httpClient,
+			baseURL+SandboxServiceSetNetworkProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("SetNetwork")),
+			connect.WithClientOptions(opts...),
+		),
+		getNetwork: connect.NewClient[v1.GetNetworkRequest, v1.GetNetworkResponse](
+			httpClient,
+			baseURL+SandboxServiceGetNetworkProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("GetNetwork")),
+			connect.WithClientOptions(opts...),
+		),
 		createPortURL: connect.NewClient[v1.CreatePortURLRequest, v1.CreatePortURLResponse](
 			httpClient,
 			baseURL+SandboxServiceCreatePortURLProcedure,
@@ -350,6 +386,8 @@ type sandboxServiceClient struct {
 	listProcesses   *connect.Client[v1.ListProcessesRequest, v1.ListProcessesResponse]
 	signalProcess   *connect.Client[v1.SignalProcessRequest, v1.SignalProcessResponse]
 	watchSandboxes  *connect.Client[v1.WatchSandboxesRequest, v1.WatchSandboxesResponse]
+	setNetwork      *connect.Client[v1.SetNetworkRequest, v1.SetNetworkResponse]
+	getNetwork      *connect.Client[v1.GetNetworkRequest, v1.GetNetworkResponse]
 	createPortURL   *connect.Client[v1.CreatePortURLRequest, v1.CreatePortURLResponse]
 }
 
@@ -463,6 +501,16 @@ func (c *sandboxServiceClient) WatchSandboxes(ctx context.Context, req *connect.
 	return c.watchSandboxes.CallServerStream(ctx, req)
 }
 
+// SetNetwork calls dsec.v1.SandboxService.SetNetwork.
+func (c *sandboxServiceClient) SetNetwork(ctx context.Context, req *connect.Request[v1.SetNetworkRequest]) (*connect.Response[v1.SetNetworkResponse], error) {
+	return c.setNetwork.CallUnary(ctx, req)
+}
+
+// GetNetwork calls dsec.v1.SandboxService.GetNetwork.
+func (c *sandboxServiceClient) GetNetwork(ctx context.Context, req *connect.Request[v1.GetNetworkRequest]) (*connect.Response[v1.GetNetworkResponse], error) {
+	return c.getNetwork.CallUnary(ctx, req)
+}
+
 // CreatePortURL calls dsec.v1.SandboxService.CreatePortURL.
 func (c *sandboxServiceClient) CreatePortURL(ctx context.Context, req *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error) {
 	return c.createPortURL.CallUnary(ctx, req)
@@ -514,6 +562,10 @@ type SandboxServiceHandler interface {
 	// begins with the present state of all that match, then `synced`: an id that has not come by then is unknown. Only the
 	// latest state counts: what a slow reader missed in between is left out.
 	WatchSandboxes(context.Context, *connect.Request[v1.WatchSandboxesRequest], *connect.ServerStream[v1.WatchSandboxesResponse]) error
+	// SetNetwork replaces the network rules of a running sandbox at once. Connections to what they close are reset.
+	SetNetwork(context.Context, *connect.Request[v1.SetNetworkRequest]) (*connect.Response[v1.SetNetworkResponse], error)
+	// GetNetwork says what the rules mean now, and what was refused.
+	GetNetwork(context.Context, *connect.Request[v1.GetNetworkRequest]) (*connect.Response[v1.GetNetworkResponse], error)
 	// CreatePortURL makes a URL by which a browser reaches a port inside without a key, until it expires.
 	CreatePortURL(context.Context, *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error)
 }
@@ -657,6 +709,18 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 		connect.WithSchema(sandboxServiceMethods.ByName("WatchSandboxes")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxServiceSetNetworkHandler := connect.NewUnaryHandler(
+		SandboxServiceSetNetworkProcedure,
+		svc.SetNetwork,
+		connect.WithSchema(sandboxServiceMethods.ByName("SetNetwork")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceGetNetworkHandler := connect.NewUnaryHandler(
+		SandboxServiceGetNetworkProcedure,
+		svc.GetNetwork,
+		connect.WithSchema(sandboxServiceMethods.ByName("GetNetwork")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxServiceCreatePortURLHandler := connect.NewUnaryHandler(
 		SandboxServiceCreatePortURLProcedure,
 		svc.CreatePortURL,
@@ -709,6 +773,10 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 			sandboxServiceSignalProcessHandler.ServeHTTP(w, r)
 		case SandboxServiceWatchSandboxesProcedure:
 			sandboxServiceWatchSandboxesHandler.ServeHTTP(w, r)
+		case SandboxServiceSetNetworkProcedure:
+			sandboxServiceSetNetworkHandler.ServeHTTP(w, r)
+		case SandboxServiceGetNetworkProcedure:
+			sandboxServiceGetNetworkHandler.ServeHTTP(w, r)
 		case SandboxServiceCreatePortURLProcedure:
 			sandboxServiceCreatePortURLHandler.ServeHTTP(w, r)
 		default:
@@ -806,6 +874,14 @@ func (UnimplementedSandboxServiceHandler) SignalProcess(context.Context, *connec
 
 func (UnimplementedSandboxServiceHandler) WatchSandboxes(context.Context, *connect.Request[v1.WatchSandboxesRequest], *connect.ServerStream[v1.WatchSandboxesResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.WatchSandboxes is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) SetNetwork(context.Context, *connect.Request[v1.SetNetworkRequest]) (*connect.Response[v1.SetNetworkResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.SetNetwork is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) GetNetwork(context.Context, *connect.Request[v1.GetNetworkRequest]) (*connect.Response[v1.GetNetworkResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SandboxService.GetNetwork is not implemented"))
 }
 
 func (UnimplementedSandboxServiceHandler) CreatePortURL(context.Context, *connect.Request[v1.CreatePortURLRequest]) (*connect.Response[v1.CreatePortURLResponse], error) {
@@ -934,6 +1010,154 @@ func (UnimplementedEnvironmentServiceHandler) GetEnvironment(context.Context, *c
 
 func (UnimplementedEnvironmentServiceHandler) RemoveEnvironment(context.Context, *connect.Request[v1.RemoveEnvironmentRequest]) (*connect.Response[v1.RemoveEnvironmentResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EnvironmentService.RemoveEnvironment is not implemented"))
+}
+
+// NetworkServiceClient is a client for the dsec.v1.NetworkService service.
+type NetworkServiceClient interface {
+	PutService(context.Context, *connect.Request[v1.PutServiceRequest]) (*connect.Response[v1.PutServiceResponse], error)
+	GetService(context.Context, *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error)
+	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
+	RemoveService(context.Context, *connect.Request[v1.RemoveServiceRequest]) (*connect.Response[v1.RemoveServiceResponse], error)
+}
+
+// NewNetworkServiceClient constructs a client for the dsec.v1.NetworkService service. By default,
+// it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses, and
+// sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the connect.WithGRPC()
+// or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewNetworkServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) NetworkServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	networkServiceMethods := v1.File_dsec_v1_dsec_proto.Services().ByName("NetworkService").Methods()
+	return &networkServiceClient{
+		putService: connect.NewClient[v1.PutServiceRequest, v1.PutServiceResponse](
+			httpClient,
+			baseURL+NetworkServicePutServiceProcedure,
+			connect.WithSchema(networkServiceMethods.ByName("PutService")),
+			connect.WithClientOptions(opts...),
+		),
+		getService: connect.NewClient[v1.GetServiceRequest, v1.GetServiceResponse](
+			httpClient,
+			baseURL+NetworkServiceGetServiceProcedure,
+			connect.WithSchema(networkServiceMethods.ByName("GetService")),
+			connect.WithClientOptions(opts...),
+		),
+		listServices: connect.NewClient[v1.ListServicesRequest, v1.ListServicesResponse](
+			httpClient,
+			baseURL+NetworkServiceListServicesProcedure,
+			connect.WithSchema(networkServiceMethods.ByName("ListServices")),
+			connect.WithClientOptions(opts...),
+		),
+		removeService: connect.NewClient[v1.RemoveServiceRequest, v1.RemoveServiceResponse](
+			httpClient,
+			baseURL+NetworkServiceRemoveServiceProcedure,
+			connect.WithSchema(networkServiceMethods.ByName("RemoveService")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// networkServiceClient implements NetworkServiceClient.
+type networkServiceClient struct {
+	putService    *connect.Client[v1.PutServiceRequest, v1.PutServiceResponse]
+	getService    *connect.Client[v1.GetServiceRequest, v1.GetServiceResponse]
+	listServices  *connect.Client[v1.ListServicesRequest, v1.ListServicesResponse]
+	removeService *connect.Client[v1.RemoveServiceRequest, v1.RemoveServiceResponse]
+}
+
+// PutService calls dsec.v1.NetworkService.PutService.
+func (c *networkServiceClient) PutService(ctx context.Context, req *connect.Request[v1.PutServiceRequest]) (*connect.Response[v1.PutServiceResponse], error) {
+	return c.putService.CallUnary(ctx, req)
+}
+
+// GetService calls dsec.v1.NetworkService.GetService.
+func (c *networkServiceClient) GetService(ctx context.Context, req *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error) {
+	return c.getService.CallUnary(ctx, req)
+}
+
+// ListServices calls dsec.v1.NetworkService.ListServices.
+func (c *networkServiceClient) ListServices(ctx context.Context, req *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
+	return c.listServices.CallUnary(ctx, req)
+}
+
+// RemoveService calls dsec.v1.NetworkService.RemoveService.
+func (c *networkServiceClient) RemoveService(ctx context.Context, req *connect.Request[v1.RemoveServiceRequest]) (*connect.Response[v1.RemoveServiceResponse], error) {
+	return c.removeService.CallUnary(ctx, req)
+}
+
+// NetworkServiceHandler is an implementation of the dsec.v1.NetworkService service.
+type NetworkServiceHandler interface {
+	PutService(context.Context, *connect.Request[v1.PutServiceRequest]) (*connect.Response[v1.PutServiceResponse], error)
+	GetService(context.Context, *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error)
+	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
+	RemoveService(context.Context, *connect.Request[v1.RemoveServiceRequest]) (*connect.Response[v1.RemoveServiceResponse], error)
+}
+
+// NewNetworkServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewNetworkServiceHandler(svc NetworkServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	networkServiceMethods := v1.File_dsec_v1_dsec_proto.Services().ByName("NetworkService").Methods()
+	networkServicePutServiceHandler := connect.NewUnaryHandler(
+		NetworkServicePutServiceProcedure,
+		svc.PutService,
+		connect.WithSchema(networkServiceMethods.ByName("PutService")),
+		connect.WithHandlerOptions(opts...),
+	)
+	networkServiceGetServiceHandler := connect.NewUnaryHandler(
+		NetworkServiceGetServiceProcedure,
+		svc.GetService,
+		connect.WithSchema(networkServiceMethods.ByName("GetService")),
+		connect.WithHandlerOptions(opts...),
+	)
+	networkServiceListServicesHandler := connect.NewUnaryHandler(
+		NetworkServiceListServicesProcedure,
+		svc.ListServices,
+		connect.WithSchema(networkServiceMethods.ByName("ListServices")),
+		connect.WithHandlerOptions(opts...),
+	)
+	networkServiceRemoveServiceHandler := connect.NewUnaryHandler(
+		NetworkServiceRemoveServiceProcedure,
+		svc.RemoveService,
+		connect.WithSchema(networkServiceMethods.ByName("RemoveService")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/dsec.v1.NetworkService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case NetworkServicePutServiceProcedure:
+			networkServicePutServiceHandler.ServeHTTP(w, r)
+		case NetworkServiceGetServiceProcedure:
+			networkServiceGetServiceHandler.ServeHTTP(w, r)
+		case NetworkServiceListServicesProcedure:
+			networkServiceListServicesHandler.ServeHTTP(w, r)
+		case NetworkServiceRemoveServiceProcedure:
+			networkServiceRemoveServiceHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedNetworkServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedNetworkServiceHandler struct{}
+
+func (UnimplementedNetworkServiceHandler) PutService(context.Context, *connect.Request[v1.PutServiceRequest]) (*connect.Response[v1.PutServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.NetworkService.PutService is not implemented"))
+}
+
+func (UnimplementedNetworkServiceHandler) GetService(context.Context, *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.NetworkService.GetService is not implemented"))
+}
+
+func (UnimplementedNetworkServiceHandler) ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.NetworkService.ListServices is not implemented"))
+}
+
+func (UnimplementedNetworkServiceHandler) RemoveService(context.Context, *connect.Request[v1.RemoveServiceRequest]) (*connect.Response[v1.RemoveServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.NetworkService.RemoveService is not implemented"))
 }
 
 // SystemServiceClient is a client for the dsec.v1.SystemService service.

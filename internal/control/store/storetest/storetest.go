@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -23,7 +24,7 @@ var epoch = time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.UTC)
 func Run(t *testing.T, open func(t *testing.T) store.Store) {
 	for name, test := range map[string]func(*testing.T, store.Store){
 		"keys": keys, "projects": projects, "edges": edges, "names": names, "names replaced": namesReplaced,
-		"pages": pages, "pages under change": pagesUnderChange, "manifests": manifests, "secret": secret,
+		"pages": pages, "pages under change": pagesUnderChange, "manifests": manifests, "secret": secret, "services": services,
 		"cancelled": cancelled, "concurrent": concurrent, "hostile strings": hostileStrings,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -240,6 +241,67 @@ func pagesUnderChange(t *testing.T, s store.Store) {
 		if n := seen[store.NameKey{Kind: "base", Name: fmt.Sprintf("n%02d", i), Tag: "1"}]; n != 1 {
 			t.Errorf("n%02d was listed %d times", i, n)
 		}
+	}
+}
+
+func service(name string, ports ...int) store.Service {
+	s := store.Service{Service: sandbox.Service{Name: name, Description: "what it is'; for"}, ChangedAt: epoch, ChangedBy: "ann"}
+	for _, p := range ports {
+		s.Endpoints = append(s.Endpoints, sandbox.NetworkEndpoint{Host: "a.example.org", FirstPort: p, LastPort: p + 1, Protocol: sandbox.UDP})
+	}
+	return s
+}
+
+func services(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	got := func(name string) store.Service {
+		t.Helper()
+		v, err := s.Service(ctx, name)
+		must(t, err)
+		return v
+	}
+	_, err := s.Service(ctx, "pypi")
+	want(t, err, sandbox.NotFound, "service_not_found")
+	want(t, s.RemoveService(ctx, "pypi"), sandbox.NotFound, "service_not_found")
+
+	must(t, s.PutService(ctx, service("pypi", 443)))
+	if v := got("pypi"); !reflect.DeepEqual(v, service("pypi", 443)) {
+		t.Errorf("got %+v", v)
+	}
+	must(t, s.PutService(ctx, service("pypi", 443, 80)))
+	want(t, s.AddService(ctx, service("pypi", 1)), sandbox.AlreadyExists, "service_exists")
+	if defined, err := s.DefineService(ctx, service("pypi", 2)); err != nil || defined {
+		t.Errorf("defined over another: %v, %v", defined, err)
+	}
+	if v := got("pypi"); len(v.Endpoints) != 2 {
+		t.Errorf("got %+v", v)
+	}
+
+	must(t, s.RemoveService(ctx, "pypi"))
+	_, err = s.Service(ctx, "pypi")
+	want(t, err, sandbox.NotFound, "service_not_found")
+	want(t, s.RemoveService(ctx, "pypi"), sandbox.NotFound, "service_not_found")
+	if defined, err := s.DefineService(ctx, service("pypi", 2)); err != nil || defined {
+		t.Errorf("one that was removed is back: %v, %v", defined, err)
+	}
+	must(t, s.AddService(ctx, service("pypi", 3))) // somebody wants it again
+	if v := got("pypi"); v.Endpoints[0].FirstPort != 3 {
+		t.Errorf("got %+v", v)
+	}
+	if defined, err := s.DefineService(ctx, service("npm", 4)); err != nil || !defined {
+		t.Errorf("not defined: %v, %v", defined, err)
+	}
+	must(t, s.AddService(ctx, service("apt", 5)))
+	must(t, s.RemoveService(ctx, "apt"))
+	list, err := s.Services(ctx, "", 10)
+	must(t, err)
+	if len(list) != 2 || list[0].Name != "npm" || list[1].Name != "pypi" {
+		t.Errorf("got %+v", list)
+	}
+	list, err = s.Services(ctx, "npm", 1)
+	must(t, err)
+	if len(list) != 1 || list[0].Name != "pypi" {
+		t.Errorf("got %+v", list)
 	}
 }
 
