@@ -218,6 +218,8 @@ func (x *chronus) endedLocked() *failure {
 		how = "a command was killed and could not be interrupted, so that its shell was killed"
 	case "broken":
 		how = "its shell closed the descriptors by which it is driven"
+	case "unresponsive":
+		how = "its shell ran nothing more of what it was given (set -n, or something else in place of command or .), so that it was killed"
 	case "deleted":
 		how = "it was deleted"
 	}
@@ -294,7 +296,7 @@ func (x *chronus) end(reason string) {
 	if x.reason == "" || reason == "deleted" {
 		x.reason = reason
 	}
-	if c := x.running; c != nil && !x.over && x.reason != "broken" { // before its shell can say how it ended
+	if c := x.running; c != nil && !x.over && x.reason != "broken" && x.reason != "unresponsive" { // before its shell can say how it ended
 		c.mu.Lock()
 		c.killed = true
 		c.mu.Unlock()

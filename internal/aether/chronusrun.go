@@ -132,6 +132,7 @@ func (x *chronus) settleDown(c *command) {
 	for _, o := range x.outlets {
 		o.wakeUp()
 	}
+	x.attend(c, settleTime, false)
 }
 
 // readStatuses takes what the shell says, until it, and all that may have its end of the pipe, is gone.
@@ -162,10 +163,7 @@ func (x *chronus) hearOnce(fd int) (open, again bool) {
 	case errors.Is(err, unix.EINTR):
 		return true, false
 	case err != nil || n == 0:
-		if !x.silence {
-			x.silence = true
-			x.srv.pumps.Go(x.silent)
-		}
+		x.silence = true // attend ends a shell, but for one that is about to end or is another program now (exec)
 		return false, false
 	}
 	x.hear(buf[:n])
@@ -187,33 +185,6 @@ func (x *chronus) hearRest() {
 			open, again = x.hearOnce(int(fd))
 		}
 	})
-}
-
-// silenceGrace is how long a shell that nothing will be heard from may take to end, or to become another program.
-const silenceGrace = 2 * time.Second
-
-// silent is for a shell that nothing will be heard from. It may be about to end, or be another program now (exec), which nobody
-// else has a right to stop. Else it would wait for lines for ever.
-func (x *chronus) silent() {
-	for deadline := time.Now().Add(silenceGrace); ; {
-		select {
-		case <-x.gone:
-			return
-		case <-time.After(silenceGrace / 20):
-		}
-		x.mu.Lock()
-		p := []unix.PollFd{{Fd: int32(x.pipes.tell)}}
-		n, err := unix.Poll(p, 0)
-		reads := !x.ended && (err != nil || n == 0) // else the kernel tells that nobody does
-		late := time.Now().After(deadline)
-		if reads && late {
-			x.end("broken")
-		}
-		x.mu.Unlock()
-		if !reads || late {
-			return
-		}
-	}
 }
 
 // hear takes bytes of the pipe of statuses. x.mu is held.

@@ -57,6 +57,7 @@ type command struct {
 	settle, expire  *time.Timer
 	settleAfter     time.Duration // the time of settle, doubled while there was nothing to see
 	drain           *time.Timer
+	attend          *time.Timer // see chronus.attend
 	settled         bool
 	out             [2]output
 	stdin, script   *input
@@ -349,7 +350,7 @@ func (c *command) finishAndUnlock() {
 		if c.drain != nil {
 			c.drain.Stop()
 		}
-		c.settle, c.expire, c.drain, c.quiet.timer = nil, nil, nil, nil // results are kept by the dozen: they should be small
+		c.settle, c.expire, c.drain, c.attend, c.quiet.timer = nil, nil, nil, nil, nil // results are kept by the dozen: they should be small
 		if c.cgroup != nil {
 			c.cgroup.pool.release(c.cgroup)
 			c.cgroup = nil
@@ -370,7 +371,7 @@ func (c *command) finishAndUnlock() {
 }
 
 func (c *command) stopTimers() {
-	for _, t := range []*time.Timer{c.expire, c.settle, c.quiet.timer} {
+	for _, t := range []*time.Timer{c.expire, c.settle, c.attend, c.quiet.timer} {
 		if t != nil {
 			t.Stop()
 		}

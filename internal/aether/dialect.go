@@ -26,6 +26,7 @@ type dialect struct {
 	lines  int // the pipe of lines, until the shell has it at another place
 
 	initial string
+	enter   string      // begins each script: closes source to it
 	jobs    bool        // it has job control without a terminal
 	abort   unix.Signal // makes it give up the script; 0 = cannot be asked
 }
@@ -37,19 +38,22 @@ const abortSignal = unix.Signal(62)
 // last level has no BASH_SOURCE[1]: there the shell waits for lines. Without a trap of SIGINT it would end when a program dies
 // of one, as it does when it has job control and no terminal.
 const bashAbort = `trap 'if [[ ${BASH_SOURCE[1]+x} ]]; then ` +
-	`trap "if [[ \${BASH_SOURCE[1]+x} ]]; then return 130; fi; trap - DEBUG" DEBUG; return 130; fi' 62 INT`
+	`\command \trap "if [[ \${BASH_SOURCE[1]+x} ]]; then \command \return 130; fi; \command \trap - DEBUG" DEBUG; ` +
+	`\command \return 130; fi' 62 INT`
 
 var dialects = []dialect{
 	{
 		name: "bash", path: "/bin/bash", argv: []string{"bash", "/proc/self/fd/254"},
 		script: 250, source: 249, stdin: 251, status: 252, null: 253, lines: 254,
 		initial: "{ exec 254<&-; BASH_ARGV0=bash; set -m; shopt -s execfail; " + bashAbort + "; } 2>&253\n",
+		enter:   `\command \exec 249<&-; `, // exec may be a function
 		jobs:    true, abort: abortSignal,
 	},
 	{ // POSIX gives a shell no descriptors over 9
 		name: "sh", path: "/bin/sh", argv: []string{"sh", "-c", ". /proc/self/fd/4", "sh"},
 		script: 9, source: 6, stdin: 8, status: 7, null: 5, lines: 4,
-		initial: "exec 4<&-; trap 'return 130' 62\n", // from the script, or one of its functions
+		initial: `exec 4<&-; trap '\return 130' 62` + "\n", // from the script, or one of its functions
+		enter:   `\exec 6<&-; `,
 		abort:   abortSignal,
 	},
 }
@@ -65,7 +69,7 @@ func (d *dialect) drive(seq uint64, stdin bool, last outcome) string {
 		fmt.Fprintf(&b, "</proc/self/fd/%d ", d.stdin)
 	}
 	fmt.Fprintf(&b, "%d<&%d %d<&- %d<&- %d>&- %d>&-\n", d.source, d.script, d.script, d.stdin, d.status, d.null)
-	fmt.Fprintf(&b, `{ \command \echo %d "$?" "$-" >&%d || exit 125; \set +xv; } >&%d 2>&%d`+"\n", seq, d.status, d.null, d.null)
+	fmt.Fprintf(&b, `{ \command \echo %d "$?" "$-" >&%d || \exit 125; \set +xv; } >&%d 2>&%d`+"\n", seq, d.status, d.null, d.null)
 	return b.String()
 }
 
@@ -78,7 +82,7 @@ func (d *dialect) prelude(last outcome) string {
 	case 1:
 		status = "! :; "
 	default: // as part of a list, so that the option e does not end the shell
-		status = fmt.Sprintf("(exit %d) && :; ", last.status)
+		status = fmt.Sprintf(`(\command \exit %d) && :; `, last.status)
 	}
 	var options string
 	for _, o := range "xv" {
@@ -86,14 +90,13 @@ func (d *dialect) prelude(last outcome) string {
 			options += string(o)
 		}
 	}
-	b := fmt.Sprintf("exec %d<&-; ", d.source)
 	switch {
 	case options == "":
-		return b + status
+		return d.enter + status
 	case status == "":
-		return b + "set -" + options + "; "
+		return d.enter + `\set -` + options + "; "
 	}
-	return b + "{ set -" + options + "; " + status + "} 2>/dev/null; " // or the status would be traced
+	return d.enter + `{ \set -` + options + "; " + status + "} 2>/dev/null; " // or the status would be traced
 }
 
 // files are the descriptors of the new shell by number; -1 is closed.

@@ -38,11 +38,11 @@ const (
 // Options of a Server.
 type Options struct {
 	Config   config.Config
-	CgroupFD int   // <sandbox>/user; used unless Config.Cgroup is "none"
-	TaskFDs  []int // v1 tasks files; the spawner writes and closes them
-	ReapAll  bool  // this process is an init: all children are its business
-	NoBash   bool  // sessions are of sh, as in an image without bash; for tests
-	Guarded  bool  // commands cannot get CAP_SYS_RESOURCE, which this process has
+	CgroupFD int    // <sandbox>/user; used unless Config.Cgroup is "none"
+	TaskFDs  []int  // v1 tasks files; the spawner writes and closes them
+	ReapAll  bool   // this process is an init: all children are its business
+	Shell    string // sessions are of this sh, as in an image without bash; for tests
+	Guarded  bool   // commands cannot get CAP_SYS_RESOURCE, which this process has
 	Log      *slog.Logger
 }
 
@@ -112,8 +112,10 @@ func New(o Options) (*Server, error) {
 		env: defaultEnv(o.Config), stopped: make(chan struct{}), guarded: o.Guarded,
 		dialects: dialects, forking: new(sync.Mutex), gate: s.gate,
 	}
-	if o.NoBash {
-		s.spawner.dialects = dialects[1:]
+	if o.Shell != "" {
+		sh := dialects[1]
+		sh.path = o.Shell
+		s.spawner.dialects = []dialect{sh}
 	}
 	s.reaper = newReaper(o.ReapAll, s.spawner.forking)
 	s.spawner.reaper = s.reaper

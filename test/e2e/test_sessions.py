@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from platform_under_test import IMAGE, Platform
@@ -38,6 +39,33 @@ async def test_state_lasts(new_sandbox):
         assert [s.name for s in await sandbox.list_sessions()] == ["s"]
     async with new_sandbox(init_user="nobody") as sandbox, await sandbox.session("s") as session:
         await says(session, "id -un; exec 5>&1; echo to-5 >/dev/fd/5; cat", "nobody\nto-5\n")
+
+
+async def test_busybox_is_the_shell(new_sandbox):
+    """As in an image of Alpine."""
+    async with new_sandbox() as sandbox:
+        await sandbox.write_file("/opt/busybox", Path("/bin/busybox").read_bytes(), mode=0o755)
+        await sandbox.exec(["/opt/busybox", "sh", "-c", "rm -f /bin/bash /bin/sh; ln -s /opt/busybox /bin/sh"], check=True)
+        async with await sandbox.session("s", cwd="/tmp", env={"A": "1"}) as session:
+            assert (await session.refresh()).shell == "sh"
+            await says(session, "x='a  b'; f() { echo f $1; }; export C=3; sleep 1234 & (exit 7)", "", 7)
+            await says(session, "echo $? $A \"$x\" $PWD; f 1; cat <<EOF\n$C\nEOF\n", "7 1 a  b /tmp\nf 1\n3\n")
+            result = await session.run("echo 'open")
+            assert (result.exit_code, result.stdout) == (2, "")
+            result = await session.run("echo part; while :; do sleep 5678; done", timeout=0.5)
+            assert (result.timed_out, result.killed, result.stdout) == (True, False, "part\n")
+            await says(session, "kill -0 $! && echo lives", "lives\n")
+            assert (await session.run("cat", stdin=b"\0in")).stdout_bytes == b"\0in"
+
+
+async def test_a_shell_that_runs_nothing_more_is_noticed(new_sandbox):
+    async with new_sandbox() as sandbox:
+        for script in ("echo a; set -n", "echo a; command() { :; }; sleep 0.1"):
+            session = await sandbox.session("s")
+            result = await session.run(script)
+            assert (result.exit_code, result.signal, result.stdout) == (137, signal.SIGKILL, "a\n")
+            info = await session.refresh()
+            assert (info.ended, info.reason) == (True, "unresponsive")
 
 
 async def test_scripts_are_data(new_sandbox):

@@ -2507,7 +2507,7 @@ type Session struct {
 	Ended           bool                   `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
 	ExitCode        int32                  `protobuf:"varint,3,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"` // where it has ended
 	Signal          int32                  `protobuf:"varint,4,opt,name=signal,proto3" json:"signal,omitempty"`
-	Reason          string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"` // "exited", "killed", "timeout", "oom", "broken" (the shell closed the descriptors by which it is driven)
+	Reason          string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"` // "exited", "killed", "timeout", "oom", "broken" (the shell closed the descriptors by which it is driven), "unresponsive" (it ran nothing more of what it was given)
 	CreatedAt       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	RunningCommand  string                 `protobuf:"bytes,7,opt,name=running_command,json=runningCommand,proto3" json:"running_command,omitempty"` // its id, or ""
 	WaitingCommands int32                  `protobuf:"varint,8,opt,name=waiting_commands,json=waitingCommands,proto3" json:"waiting_commands,omitempty"`

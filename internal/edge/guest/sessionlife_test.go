@@ -40,6 +40,7 @@ func TestSessionEnds(t *testing.T) {
 		"option e":           {"set -e; echo a; false; echo b", 1, "a\n", 1, 0, "exited"},
 		"a trap of the exit": {"trap 'echo bye' EXIT; exit 4", 4, "bye\n", 4, 0, "exited"},
 		"another program":    {"exec sh -c 'echo other; exit 5'", 5, "other\n", 5, 0, "exited"},
+		"for long":           {"echo a; exec xargs sh -c 'sleep 3; exit 6'", 123, "a\n", 123, 0, "exited"}, // busybox's, in the shell's own process
 		"killed":             {"echo a; kill -9 $$", 137, "a\n", 137, 9, "killed"},
 		"terminated":         {"kill -TERM $$; sleep 1000", 143, "", 143, 15, "killed"},
 	} {
@@ -133,6 +134,58 @@ func TestSessionBreaks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A shell that reads on and runs nothing would keep its command until a time-out. It is noticed, at once or after a while.
+func TestSessionRunsNothingMore(t *testing.T) {
+	for name, script := range map[string]string{
+		"option n":           "echo a; set -n; echo b",
+		"option n, later":    "echo a; sleep 0.1; set -n",
+		"command replaced":   "echo a; command() { :; }; sleep 1000 &",
+		"and another waits":  "echo a; command() { :; }; sleep 0.1",
+		"commands forgotten": "echo a; alias command=: ; command() { :; }",
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachShell(t, func(t *testing.T, s *talk) {
+				m := s.start(sandbox.Command{Shell: script})
+				waiting, err := s.c.Start(testContext(t), newID(), sandbox.Command{Shell: "echo never", Session: s.name})
+				if err == nil {
+					err = waiting.Wait(testContext(t))
+				}
+				if sandbox.ReasonOf(err) != "session_ended" {
+					t.Errorf("what waited: %v", err)
+				}
+				if r, out, _ := s.end(m); r.ExitCode != 137 || r.TimedOut || r.Killed || out != "a\n" {
+					t.Errorf("%+v %q", r, out)
+				}
+				if v := s.ended(); v.Reason != "unresponsive" {
+					t.Errorf("%+v", v)
+				}
+			})
+		})
+	}
+}
+
+// What a script calls by the names that the lines of a session use is its own matter.
+func TestSessionWithNamesOfItsOwn(t *testing.T) {
+	w := newWorld(t)
+	s := begin(t, w, w.connect(), "bash")
+	names := []string{"exec", "trap", "read", "printf", "eval", ".", "echo", "set", "return", "exit", "source", "builtin", "test"}
+	for _, name := range names {
+		s.says(name+"() { command printf 'mine %s\n' "+name+"; }", "", 0)
+	}
+	s.says("echo; command echo x; (command exit 3)", "mine echo\nx\n", 3)
+	s.says("command echo $?; exec; trap; set", "3\nmine exec\nmine trap\nmine set\n", 0)
+	r, _, _ := s.run(sandbox.Command{Shell: "while :; do :; done", Timeout: 200 * time.Millisecond})
+	if !r.TimedOut || r.Killed {
+		t.Errorf("%+v", r)
+	}
+	s.says("unset -f "+strings.Join(names, " ")+"; echo end", "end\n", 0)
+	eachShell(t, func(t *testing.T, s *talk) {
+		s.says("[ -z \"$BASH\" ] || shopt -s expand_aliases; for n in exec trap return exit . command set; do alias $n='echo mine '; done", "", 0)
+		s.says("echo a; (false)", "a\n", 1)
+		s.says("echo $?; unalias -a", "1\n", 0)
+	})
 }
 
 func TestSessionLimits(t *testing.T) {

@@ -31,7 +31,7 @@ type Session struct {
 }
 
 // reasons are those of an end.
-var reasons = map[string]bool{"exited": true, "killed": true, "deleted": true, "timeout": true, "broken": true}
+var reasons = map[string]bool{"exited": true, "killed": true, "deleted": true, "timeout": true, "broken": true, "unresponsive": true}
 
 // CreateSession makes a session of spec's name, or finds it if it lives. User, working directory and environment are complete.
 func (c *Client) CreateSession(ctx context.Context, spec sandbox.SessionSpec) (Session, error) {
