@@ -31,7 +31,7 @@ func (o *outage) over() { *o = outage{} }
 // wait sleeps before another attempt after err. It returns err, as a user should read it, where there must be none.
 func (c *Client) wait(ctx context.Context, o *outage, err error) error {
 	e := c.explain(ctx, err)
-	if ctx.Err() != nil || sandbox.ClassOf(e) != sandbox.Unavailable || !c.answered.Load() || o.slept >= c.o.Patience {
+	if ctx.Err() != nil || !passes(e) || !c.answered.Load() || o.slept >= c.o.Patience {
 		return e
 	}
 	if o.delay == 0 {
@@ -50,6 +50,17 @@ func (c *Client) wait(ctx context.Context, o *outage, err error) error {
 	o.slept += d
 	o.delay = min(2*o.delay, longDelay)
 	return nil
+}
+
+// passes reports whether err may be over a little later.
+func passes(err error) bool {
+	switch e := sandbox.AsError(err); e.Class {
+	case sandbox.Unavailable:
+		return true
+	case sandbox.ResourceExhausted:
+		return e.Reason == "too_many_requests" || e.Reason == sandbox.ReasonNoDescriptors
+	}
+	return false
 }
 
 // call makes one request, again while the platform is away. do must be safe to repeat.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"syscall"
 )
 
 // A Class says what kind of failure an error is. It decides the code on the wire and nothing else reads an error's text.
@@ -102,7 +103,10 @@ func (e *Error) WithFact(key, value string) *Error {
 	return &c
 }
 
-// AsError finds the Error in a chain. Context errors become Canceled and DeadlineExceeded; anything else is Internal
+// ReasonNoDescriptors is that of an error for there being no descriptor left, of a process or the machine.
+const ReasonNoDescriptors = "out_of_descriptors"
+
+// AsError finds the Error in a chain. Context errors become Canceled and DeadlineExceeded, a lack of descriptors ResourceExhausted; anything else is Internal
 // with a message that tells the user nothing of our insides.
 func AsError(err error) *Error {
 	if err == nil {
@@ -116,6 +120,8 @@ func AsError(err error) *Error {
 		return Errorf(Canceled, "canceled", "the request was cancelled").WithCause(err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return Errorf(DeadlineExceeded, "deadline_exceeded", "the request took longer than its deadline").WithCause(err)
+	case errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE):
+		return Errorf(ResourceExhausted, ReasonNoDescriptors, "the platform has no descriptor left for this; try again in a moment").WithCause(err)
 	}
 	return Errorf(Internal, "internal", "internal error; the server's log has the details").WithCause(err)
 }

@@ -19,6 +19,7 @@ import (
 	"dsec/internal/control/iam"
 	"dsec/internal/control/store"
 	imagestore "dsec/internal/image/store"
+	"dsec/internal/inflight"
 	"dsec/internal/linux"
 	"dsec/sandbox"
 )
@@ -30,6 +31,8 @@ type controlPlane struct {
 	images  *imagestore.Posix
 	code    sandbox.EdgeCode
 	log     *slog.Logger
+
+	connections int // that may be open at a time
 }
 
 // openControl opens the rows and the images, and wires the control plane. Nothing serves yet.
@@ -53,8 +56,13 @@ func openControl(ctx context.Context, o *upOptions, listener net.Addr, log *slog
 	if p.code, err = edgeCode(ctx, p.rows); err != nil {
 		return nil, err
 	}
+	limits, connections, err := o.bounds()
+	if err != nil {
+		return nil, err
+	}
+	p.connections = connections
 	p.control, err = control.New(ctx, control.Options{
-		Store: p.rows, Images: control.Images{Store: p.images}, Version: version, Log: log, PortSite: site,
+		Store: p.rows, Images: control.Images{Store: p.images}, Version: version, Log: log, PortSite: site, Requests: limits,
 		Edges: []control.Edge{localEdge(p.code, o.edgeSocket(), o.bytesSocket())},
 	})
 	return p, err
@@ -142,9 +150,11 @@ func (p *controlPlane) edgeArgs() []string {
 func (p *controlPlane) serve(l net.Listener) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	server := apiserver.NewHTTPServer(p.control.Handler(), p.log)
+	bounded := inflight.Listen(l, p.connections)
+	server.ConnState = bounded.Note
 	var wg sync.WaitGroup
 	wg.Go(func() { p.control.Run(ctx) })
-	wg.Go(func() { server.Serve(l) })
+	wg.Go(func() { server.Serve(bounded) })
 	return func() {
 		grace, stop := context.WithTimeout(context.Background(), time.Second)
 		defer stop()

@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"dsec/internal/inflight"
 	"dsec/internal/linux"
 	"dsec/sandbox"
 )
@@ -176,10 +177,12 @@ func serveEdge(o *edgeOptions, n *node, log *slog.Logger) (*edgeServers, error) 
 		calls.Close()
 		return nil, err
 	}
+	bounded := inflight.Listen(bodies, 0) // its one peer bounds them
 	s := &edgeServers{
-		grpc:  grpc.NewServer(grpc.MaxRecvMsgSize(64<<20), grpc.MaxSendMsgSize(64<<20), grpc.NumStreamWorkers(4)),
+		grpc:  grpc.NewServer(append(n.edge.ServerOptions(), grpc.MaxRecvMsgSize(64<<20), grpc.MaxSendMsgSize(64<<20), grpc.NumStreamWorkers(4))...),
 		bytes: &http.Server{Handler: n.edge.ByteHandler(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)},
 	}
+	s.bytes.ConnState = bounded.Note
 	n.edge.RegisterGRPC(s.grpc)
 	go func() {
 		if err := s.grpc.Serve(calls); err != nil {
@@ -187,7 +190,7 @@ func serveEdge(o *edgeOptions, n *node, log *slog.Logger) (*edgeServers, error) 
 		}
 	}()
 	go func() {
-		if err := s.bytes.Serve(bodies); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		if err := s.bytes.Serve(bounded); err != nil && !errors.Is(err, http.ErrServerClosed) {
 			log.Error("byte socket ended", "error", err)
 		}
 	}()

@@ -108,11 +108,18 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 		return nil, err
 	}
 	noTools := n.installTools(ctx, log)
+	limits, _, err := o.bounds()
+	if err != nil {
+		return nil, err
+	}
+	// The apiserver's are met first: it learns of an end before the edge does.
+	limits.Streams += limits.Streams/8 + 8
+	limits.Calls += limits.Calls/8 + 8
 	options := edge.Options{
 		Code: code, Version: version, DataDir: o.edgeDir(), Verifier: grant.NewVerifier(code, key),
 		Drivers: []driver.Driver{n.container}, BlobPath: n.blobPath,
 		Layers: mounts, Uppers: uppers, Networks: n.network, Cgroups: groups, Guests: edge.ConnectAether, Ended: edge.EndedAether,
-		Admission: edge.Admission{MaxSandboxes: int64(o.maxSandboxes)}, Retention: o.keepEnded, Log: log, NoTools: noTools,
+		Admission: edge.Admission{MaxSandboxes: int64(o.maxSandboxes)}, Requests: limits, Retention: o.keepEnded, Log: log, NoTools: noTools,
 	}
 	if n.tools != nil {
 		options.Tools = n.tools

@@ -5,6 +5,9 @@ import (
 	"log/slog"
 	"strconv"
 	"time"
+
+	"dsec/internal/inflight"
+	"dsec/internal/linux"
 )
 
 // nodeFlags are the flags of `dsec up` that it hands on: to itself in the background, and to its edge.
@@ -14,6 +17,7 @@ type nodeFlags struct {
 	keepEnded    time.Duration
 	poolBytes    byteCount
 	logLevel     string
+	requests     inflight.Limits
 }
 
 func (o *nodeFlags) register(f *flagSet) {
@@ -21,6 +25,8 @@ func (o *nodeFlags) register(f *flagSet) {
 	f.IntVar(&o.maxSandboxes, "max-sandboxes", 4000, "most sandboxes on this machine")
 	f.DurationVar(&o.keepEnded, "keep-ended", 0, "how long a sandbox that has ended is remembered, with its output (default 10m)")
 	f.Var(&o.poolBytes, "pool-size", "`size` of the pool of writable layers, e.g. 200g (default: half of the free disk)")
+	f.IntVar(&o.requests.Streams, "project-streams", inflight.DefaultStreams, "most streams of one project at a time: files, output, input, connections to ports, watches")
+	f.IntVar(&o.requests.Calls, "project-calls", inflight.DefaultCalls, "most other requests of one project at a time")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 }
 
@@ -32,6 +38,9 @@ func (o *nodeFlags) check() error {
 	if o.keepEnded < 0 {
 		return usagef("--keep-ended %v: it is a duration like 10m", o.keepEnded)
 	}
+	if o.requests.Streams < 1 || o.requests.Calls < 1 {
+		return usagef("--project-streams %d --project-calls %d: they are numbers from 1 on", o.requests.Streams, o.requests.Calls)
+	}
 	if _, err := newLogger(io.Discard, o.logLevel); err != nil {
 		return err
 	}
@@ -41,7 +50,8 @@ func (o *nodeFlags) check() error {
 // args are the same flags for another process.
 func (o *nodeFlags) args() []string {
 	args := []string{"--data-dir", o.dataDir, "--run-dir", o.runDir,
-		"--max-sandboxes", strconv.Itoa(o.maxSandboxes), "--keep-ended", o.keepEnded.String(), "--log-level", o.logLevel}
+		"--max-sandboxes", strconv.Itoa(o.maxSandboxes), "--keep-ended", o.keepEnded.String(), "--log-level", o.logLevel,
+		"--project-streams", strconv.Itoa(o.requests.Streams), "--project-calls", strconv.Itoa(o.requests.Calls)}
 	if o.poolBytes > 0 {
 		args = append(args, "--pool-size", o.poolBytes.String())
 	}
@@ -54,4 +64,16 @@ func newLogger(w io.Writer, level string) (*slog.Logger, error) {
 		return nil, usagef("--log-level %q: it is debug, info, warn or error", level)
 	}
 	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: l})), nil
+}
+
+// bounds are what a server of this process may have under way, by its flags and its descriptors, and how many connections it may
+// keep open.
+func (o *nodeFlags) bounds() (l inflight.Limits, connections int, err error) {
+	_, most, err := linux.OpenFiles()
+	if err != nil {
+		return l, 0, err
+	}
+	l = o.requests
+	connections, l.AllStreams = inflight.ForDescriptors(most)
+	return l, connections, nil
 }

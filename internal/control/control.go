@@ -25,6 +25,7 @@ import (
 	"dsec/internal/control/placement"
 	"dsec/internal/control/store"
 	"dsec/internal/control/watcher"
+	"dsec/internal/inflight"
 	"dsec/sandbox"
 )
 
@@ -52,6 +53,7 @@ type Options struct {
 	BatchWindow     int
 	BodyIdle        time.Duration
 	PortSite        apiserver.PortSite // where browsers reach ports
+	Requests        inflight.Limits    // what a project may have under way
 }
 
 // A Control is the control plane.
@@ -102,7 +104,7 @@ func New(ctx context.Context, o Options) (*Control, error) {
 	c.server = apiserver.New(apiserver.Options{
 		IAM: c.iam, Store: o.Store, Launcher: c.launcher, Edges: apiEdges, Nodes: c.watcher.All, Images: o.Images, Version: o.Version,
 		Now: time.Now, Log: o.Log, MaxImports: o.MaxImports, MaxArchiveBytes: o.MaxArchiveBytes, BatchWindow: o.BatchWindow, BodyIdle: o.BodyIdle,
-		PortSite: o.PortSite,
+		PortSite: o.PortSite, Requests: o.Requests,
 	})
 	return c, nil
 }

@@ -16,6 +16,7 @@ import (
 	dsecv1 "dsec/api/dsec/v1"
 	"dsec/internal/grant"
 	"dsec/internal/grpcerr"
+	"dsec/internal/inflight"
 	"dsec/internal/ports"
 	"dsec/sandbox"
 )
@@ -65,6 +66,12 @@ func (e *Edge) route(f func(http.ResponseWriter, *http.Request, *instance) error
 			writeError(w, err)
 			return
 		}
+		place, err := e.under.Enter(g.Project, inflight.Stream)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		defer place.Leave()
 		defer e.begin(in)()
 		err = f(w, r, in)
 		var started errStarted
@@ -87,6 +94,9 @@ func writeError(w http.ResponseWriter, err error) {
 
 func writeErrorStatus(w http.ResponseWriter, status int, se *sandbox.Error) {
 	w.Header().Set(ports.Error, se.Reason)
+	if se.Reason == inflight.Reason {
+		w.Header().Set("Retry-After", inflight.RetryAfter)
+	}
 	writeJSON(w, status, errorBody(se))
 }
 

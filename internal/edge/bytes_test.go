@@ -24,8 +24,8 @@ type byteWorld struct {
 	id  sandbox.ID
 }
 
-func newByteWorld(t *testing.T) *byteWorld {
-	w := &byteWorld{world: newWorld(t)}
+func newByteWorld(t *testing.T, change ...func(*Options)) *byteWorld {
+	w := &byteWorld{world: newWorld(t, change...)}
 	w.srv = httptest.NewServer(w.e.ByteHandler())
 	w.id = w.create()
 	t.Cleanup(func() {

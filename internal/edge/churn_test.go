@@ -94,7 +94,7 @@ func serve(tb testing.TB, w *world) edgev1.EdgeServiceClient {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	srv := grpc.NewServer()
+	srv := grpc.NewServer(w.e.ServerOptions()...)
 	w.e.RegisterGRPC(srv)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = srv.Serve(l) }()

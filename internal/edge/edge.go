@@ -35,6 +35,7 @@ import (
 	"dsec/internal/edge/failpoint"
 	"dsec/internal/edge/journal"
 	"dsec/internal/grant"
+	"dsec/internal/inflight"
 	"dsec/internal/linux"
 	"dsec/sandbox"
 )
@@ -61,6 +62,7 @@ type Options struct {
 	Tools       Tools // nil: there are no trusted commands
 	NoTools     error // why
 	Admission   Admission
+	Requests    inflight.Limits
 	Retention   time.Duration // of terminal records; 0 = 10 min
 	MaxTerminal int           // terminal records kept at most; 0 = 10,000
 	Parallel    int           // setups at a time; 0 = 8
@@ -110,6 +112,7 @@ type Edge struct {
 
 	chores   chores
 	watchers watchers
+	under    *inflight.Counter
 }
 
 // New checks the options and opens the journal. It touches nothing else on the host.
@@ -133,6 +136,7 @@ func New(o Options) (*Edge, error) {
 		o: o, log: o.Log, journal: j, found: found, drivers: make(map[string]driver.Driver),
 		setups: make(chan struct{}, o.Parallel), teardowns: make(chan struct{}, parallelTeardowns), woken: make(chan struct{}, 1),
 		admission: newAdmission(o.Admission, o.Host, o.Uppers, o.Log), index: newIndex(o.MaxTerminal),
+		under: inflight.New(o.Requests),
 	}
 	for _, d := range o.Drivers {
 		e.drivers[d.Name()] = d

@@ -20,6 +20,7 @@ import (
 
 	"dsec/internal/grant"
 	"dsec/internal/grpcerr"
+	"dsec/internal/inflight"
 	"dsec/internal/ports"
 	"dsec/sandbox"
 )
@@ -159,6 +160,12 @@ func (e *Edge) servePort(w http.ResponseWriter, r *http.Request, rt ports.Route)
 		writeError(w, err)
 		return
 	}
+	place, err := e.under.Enter(g.Project, inflight.Stream)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	defer place.Leave()
 	e.touch(in)
 	if rt.Kind == ports.TCP {
 		e.serveTCP(w, r, in, rt.Port)

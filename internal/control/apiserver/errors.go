@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	"dsec/internal/grpcerr"
+	"dsec/internal/inflight"
 	"dsec/internal/ports"
 	"dsec/sandbox"
 )
@@ -101,8 +102,16 @@ func (x *exchange) fail(r *http.Request, err error) {
 		return
 	}
 	x.Header().Set(ports.Error, x.failure.Reason)
+	x.advise()
 	if werr := errorWriter.Write(x, r, toConnect(x.failure)); werr != nil && x.writeErr == nil {
 		x.writeErr = werr
+	}
+}
+
+// advise says when to try again, where that is known.
+func (x *exchange) advise() {
+	if x.failure.Reason == inflight.Reason {
+		x.Header().Set("Retry-After", inflight.RetryAfter)
 	}
 }
 
@@ -127,6 +136,7 @@ func (translator) note(ctx context.Context, err error) error {
 	} else {
 		x.failure = classify(err)
 	}
+	x.advise()
 	return toConnect(x.failure)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"dsec/internal/control/iam"
 	"dsec/internal/control/launch"
+	"dsec/internal/inflight"
 	"dsec/sandbox"
 )
 
@@ -18,6 +19,7 @@ type exchange struct {
 	http.ResponseWriter
 	control *http.ResponseController
 	who     iam.Identity
+	place   *inflight.Place // among what its project has under way
 
 	status   int // answer with this one, whatever the failure's class has; 0 = no
 	code     int
@@ -156,6 +158,31 @@ func (b *movingBody) Read(p []byte) (int, error) {
 		b.x.readWithin(0)
 	case err != nil:
 		b.x.bodyErr = err
+	}
+	return n, err
+}
+
+// A heldBody is a message, which stays in memory until it is answered: it counts with the others of its project.
+type heldBody struct {
+	io.ReadCloser
+	x *exchange
+}
+
+func held(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := w.(*exchange)
+		if r.Body != nil && r.Body != http.NoBody {
+			r.Body = &heldBody{r.Body, x}
+		}
+		h.ServeHTTP(x, r)
+	})
+}
+
+func (b *heldBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if full := b.x.place.Hold(int64(n)); full != nil {
+		b.x.bodyErr = full
+		return 0, full
 	}
 	return n, err
 }

@@ -17,6 +17,7 @@ import (
 	edgev1 "dsec/api/edge/v1"
 	"dsec/internal/control/iam"
 	"dsec/internal/grpcerr"
+	"dsec/internal/inflight"
 	"dsec/internal/ports"
 	"dsec/sandbox"
 )
@@ -144,6 +145,12 @@ func (s *Server) serveSite(x *exchange, r *http.Request, label string) {
 	if !hadToken {
 		query = r.URL.RawQuery
 	}
+	place, err := s.under.Enter(x.who.Project, inflight.Stream)
+	if err != nil {
+		x.page(r, err)
+		return
+	}
+	defer place.Leave()
 	_ = x.control.EnableFullDuplex() // HTTP/2 needs none
 	if r.Body != nil && r.Body != http.NoBody {
 		x.boundBody(r, noLimit, 0)
@@ -297,6 +304,7 @@ func (x *exchange) page(r *http.Request, err error) {
 		return
 	}
 	x.failure = e
+	x.advise()
 	h := x.Header()
 	h.Set(ports.Error, e.Reason)
 	h.Set("Content-Type", "text/html; charset=utf-8")

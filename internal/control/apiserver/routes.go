@@ -10,6 +10,7 @@ import (
 
 	"dsec/api/dsec/v1/dsecv1connect"
 	"dsec/internal/control/iam"
+	"dsec/internal/inflight"
 	"dsec/sandbox"
 )
 
@@ -28,6 +29,7 @@ type route struct {
 	permission iam.Permission
 	limit      int64         // of the body; noLimit where a quota further in bounds it
 	idle       time.Duration // longest pause within the body; 0 = none
+	kind       inflight.Kind
 	handler    http.Handler
 }
 
@@ -44,63 +46,84 @@ func (s *Server) table() []route {
 	_, environments := dsecv1connect.NewEnvironmentServiceHandler(environmentService{s}, options...)
 	_, networks := dsecv1connect.NewNetworkServiceHandler(networkService{s}, options...)
 	_, system := dsecv1connect.NewSystemServiceHandler(systemService{s}, options...)
-	rpc := func(procedure string, p iam.Permission, h http.Handler) route {
-		return route{"POST " + procedure, p, int64(messageLimit(procedure)), s.o.BodyIdle, explained(h)}
-	}
 	const files, archive, commands = "/v1/sandboxes/{id}/files", "/v1/sandboxes/{id}/archive", "/v1/sandboxes/{id}/commands/{cmd}/"
 	return []route{
-		rpc(dsecv1connect.SandboxServiceCreateSandboxProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceCreateSandboxesProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceGetSandboxProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceListSandboxesProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceDeleteSandboxProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceExecProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceGetCommandProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceListCommandsProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceKillCommandProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceResizeTerminalProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceCreateSessionProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceListSessionsProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceDeleteSessionProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceListFilesProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceStatFilesProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceChangeFilesProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceWatchFilesProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceGetMetricsProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceWatchMetricsProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceListProcessesProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceSignalProcessProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceWatchSandboxesProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceSetNetworkProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.SandboxServiceGetNetworkProcedure, iam.Read, sandboxes),
-		rpc(dsecv1connect.SandboxServiceCreatePortURLProcedure, iam.Use, sandboxes),
-		rpc(dsecv1connect.EnvironmentServiceListEnvironmentsProcedure, iam.Read, environments),
-		rpc(dsecv1connect.EnvironmentServiceGetEnvironmentProcedure, iam.Read, environments),
-		rpc(dsecv1connect.EnvironmentServiceRemoveEnvironmentProcedure, iam.Publish, environments),
-		rpc(dsecv1connect.NetworkServicePutServiceProcedure, iam.Operate, networks),
-		rpc(dsecv1connect.NetworkServiceGetServiceProcedure, iam.Read, networks),
-		rpc(dsecv1connect.NetworkServiceListServicesProcedure, iam.Read, networks),
-		rpc(dsecv1connect.NetworkServiceRemoveServiceProcedure, iam.Operate, networks),
-		rpc(dsecv1connect.SystemServiceGetInfoProcedure, iam.Read, system),
+		s.rpc(dsecv1connect.SandboxServiceCreateSandboxProcedure, iam.Use, sandboxes),
+		s.streaming(dsecv1connect.SandboxServiceCreateSandboxesProcedure, iam.Use, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceGetSandboxProcedure, iam.Read, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceListSandboxesProcedure, iam.Read, sandboxes),
+		s.ending(dsecv1connect.SandboxServiceDeleteSandboxProcedure, iam.Use, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceExecProcedure, iam.Use, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceGetCommandProcedure, iam.Read, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceListCommandsProcedure, iam.Read, sandboxes),
+		s.ending(dsecv1connect.SandboxServiceKillCommandProcedure, iam.Use, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceResizeTerminalProcedure, iam.Use, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceCreateSessionProcedure, iam.Use, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceListSessionsProcedure, iam.Read, sandboxes),
+		s.ending(dsecv1connect.SandboxServiceDeleteSessionProcedure, iam.Use, sandboxes),
+		s.streaming(dsecv1connect.SandboxServiceListFilesProcedure, iam.Read, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceStatFilesProcedure, iam.Read, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceChangeFilesProcedure, iam.Use, sandboxes),
+		s.streaming(dsecv1connect.SandboxServiceWatchFilesProcedure, iam.Read, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceGetMetricsProcedure, iam.Read, sandboxes),
+		s.streaming(dsecv1connect.SandboxServiceWatchMetricsProcedure, iam.Read, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceListProcessesProcedure, iam.Read, sandboxes),
+		s.ending(dsecv1connect.SandboxServiceSignalProcessProcedure, iam.Use, sandboxes),
+		s.streaming(dsecv1connect.SandboxServiceWatchSandboxesProcedure, iam.Read, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceSetNetworkProcedure, iam.Use, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceGetNetworkProcedure, iam.Read, sandboxes),
+		s.rpc(dsecv1connect.SandboxServiceCreatePortURLProcedure, iam.Use, sandboxes),
+		s.rpc(dsecv1connect.EnvironmentServiceListEnvironmentsProcedure, iam.Read, environments),
+		s.rpc(dsecv1connect.EnvironmentServiceGetEnvironmentProcedure, iam.Read, environments),
+		s.rpc(dsecv1connect.EnvironmentServiceRemoveEnvironmentProcedure, iam.Publish, environments),
+		s.rpc(dsecv1connect.NetworkServicePutServiceProcedure, iam.Operate, networks),
+		s.rpc(dsecv1connect.NetworkServiceGetServiceProcedure, iam.Read, networks),
+		s.rpc(dsecv1connect.NetworkServiceListServicesProcedure, iam.Read, networks),
+		s.rpc(dsecv1connect.NetworkServiceRemoveServiceProcedure, iam.Operate, networks),
+		s.rpc(dsecv1connect.SystemServiceGetInfoProcedure, iam.Read, system),
 
-		{"GET " + files, iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
-		{"PUT " + files, iam.Use, noLimit, s.o.BodyIdle, http.HandlerFunc(s.serveBytes)},
-		{"GET " + archive, iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
-		{"POST " + archive, iam.Read, maxNameList, s.o.BodyIdle, http.HandlerFunc(s.serveBytes)}, // names of what is packed
-		{"PUT " + archive, iam.Use, noLimit, s.o.BodyIdle, http.HandlerFunc(s.serveBytes)},
-		{"GET " + commands + "stdout", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
-		{"GET " + commands + "stderr", iam.Read, 0, 0, http.HandlerFunc(s.serveBytes)},
-		{"PUT " + commands + "stdin", iam.Use, noLimit, 0, http.HandlerFunc(s.serveBytes)}, // a person may think for hours
+		s.bytes("GET "+files, iam.Read, 0, 0),
+		s.bytes("PUT "+files, iam.Use, noLimit, s.o.BodyIdle),
+		s.bytes("GET "+archive, iam.Read, 0, 0),
+		s.bytes("POST "+archive, iam.Read, maxNameList, s.o.BodyIdle), // names of what is packed
+		s.bytes("PUT "+archive, iam.Use, noLimit, s.o.BodyIdle),
+		s.bytes("GET "+commands+"stdout", iam.Read, 0, 0),
+		s.bytes("GET "+commands+"stderr", iam.Read, 0, 0),
+		s.bytes("PUT "+commands+"stdin", iam.Use, noLimit, 0), // a person may think for hours
 		insideRoute("/v1/sandboxes/{id}/ports/{port}/http/{path...}", s.servePort),
 		insideRoute("/v1/sandboxes/{id}/ports/{port}/tcp", s.servePort),
 		insideRoute("/v1/sandboxes/{id}/http", s.servePort),
-		{"POST /v1/environments/{kind}/{name...}", iam.Publish, s.o.MaxArchiveBytes, s.o.BodyIdle, http.HandlerFunc(s.importEnvironment)},
+		{"POST /v1/environments/{kind}/{name...}", iam.Publish, s.o.MaxArchiveBytes, s.o.BodyIdle, inflight.Stream, http.HandlerFunc(s.importEnvironment)},
 	}
+}
+
+// rpc is the route of a unary call.
+func (s *Server) rpc(procedure string, p iam.Permission, h http.Handler) route {
+	return route{"POST " + procedure, p, int64(messageLimit(procedure)), s.o.BodyIdle, inflight.Call, held(explained(h))}
+}
+
+// ending is that of one that ends something.
+func (s *Server) ending(procedure string, p iam.Permission, h http.Handler) route {
+	r := s.rpc(procedure, p, h)
+	r.kind = inflight.End
+	return r
+}
+
+// streaming is that of one that is answered with many messages.
+func (s *Server) streaming(procedure string, p iam.Permission, h http.Handler) route {
+	r := s.rpc(procedure, p, h)
+	r.kind = inflight.Stream
+	return r
+}
+
+// bytes is a byte route.
+func (s *Server) bytes(pattern string, p iam.Permission, limit int64, idle time.Duration) route {
+	return route{pattern, p, limit, idle, inflight.Stream, http.HandlerFunc(s.serveBytes)}
 }
 
 // insideRoute is a route to servers inside, by any method. It is found by ports.Parse and not by its pattern: see dispatch.
 func insideRoute(pattern string, h http.HandlerFunc) route {
-	return route{pattern, iam.Use, noLimit, 0, h} // a server inside may be sent something for hours
+	return route{pattern, iam.Use, noLimit, 0, inflight.Stream, h} // a server inside may be sent something for hours
 }
 
 // Routes is the patterns of the table.
@@ -170,7 +193,7 @@ func (s *Server) dispatch(x *exchange, r *http.Request, mux *http.ServeMux) {
 	mux.ServeHTTP(x, r)
 }
 
-// guard checks the permission and bounds the body.
+// guard checks the permission, takes a place among what the project has under way, and bounds the body.
 func (s *Server) guard(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := w.(*exchange)
@@ -182,6 +205,13 @@ func (s *Server) guard(rt route) http.Handler {
 			x.fail(r, tooLarge(rt.limit))
 			return
 		}
+		place, err := s.under.Enter(x.who.Project, rt.kind)
+		if err != nil {
+			x.fail(r, err)
+			return
+		}
+		defer place.Leave()
+		x.place = place
 		if r.Body != nil && r.Body != http.NoBody {
 			x.boundBody(r, rt.limit, rt.idle)
 		}

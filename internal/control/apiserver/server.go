@@ -10,6 +10,7 @@
 //   - Every route needs a key but /healthz, also routes that do not exist.
 //   - JSON with unknown fields is refused: a limit with a misspelt name must not be a sandbox without that limit.
 //   - Answers to creates are flushed and looked after: one that could not be written is taken back (package launch).
+//   - What a project has under way is bounded (package inflight): one more request is refused before anything of it is done.
 //   - Bytes are copied between two HTTP connections, and nothing here knows what they are.
 package apiserver
 
@@ -27,6 +28,7 @@ import (
 	"dsec/internal/control/store"
 	"dsec/internal/control/watcher"
 	"dsec/internal/image"
+	"dsec/internal/inflight"
 	"dsec/internal/ports"
 	"dsec/sandbox"
 )
@@ -68,6 +70,7 @@ type Options struct {
 	BatchWindow     int   // creates in flight of one CreateSandboxes
 	BodyIdle        time.Duration
 	PortSite        PortSite // where browsers reach ports
+	Requests        inflight.Limits
 }
 
 // Defaults.
@@ -84,6 +87,7 @@ type Server struct {
 	names    *resolver
 	services *serviceNames
 	imports  chan struct{} // one token for each import that may run
+	under    *inflight.Counter
 	routes   []route
 	inside   http.Handler // of requests to servers inside
 	handler  http.Handler
@@ -95,7 +99,7 @@ func New(o Options) *Server {
 	setDefault(&o.MaxArchiveBytes, defaultMaxArchive)
 	setDefault(&o.BatchWindow, defaultBatchWindow)
 	setDefault(&o.BodyIdle, defaultBodyIdle)
-	s := &Server{o: o, names: newResolver(o.Store, o.Images, o.Now), services: newServiceNames(o.Store, o.Now), imports: make(chan struct{}, o.MaxImports)}
+	s := &Server{o: o, names: newResolver(o.Store, o.Images, o.Now), services: newServiceNames(o.Store, o.Now), imports: make(chan struct{}, o.MaxImports), under: inflight.New(o.Requests)}
 	s.routes = s.table()
 	s.handler = s.build()
 	return s

@@ -137,6 +137,9 @@ func (c *Client) ready(ctx context.Context) error {
 }
 
 func (c *Client) away(cause error) error {
+	if e := sandbox.AsError(cause); e != nil && e.Reason == sandbox.ReasonNoDescriptors { // it is this process that cannot reach the edge
+		return e
+	}
 	return sandbox.Errorf(sandbox.Unavailable, "edge_unavailable", "node %s does not answer; try again", c.o.Code).
 		WithFact("node", string(c.o.Code)).WithCause(cause)
 }

@@ -16,12 +16,16 @@ MAX_DELAY = 2.0
 CONNECT_FAILED = "connect_failed"
 NO_ANSWER = "no_answer"
 TLS_FAILED = "tls_failed"
+TOO_MANY_REQUESTS = "too_many_requests"  # of the project, or on the platform: nothing was begun
+OUT_OF_DESCRIPTORS = "out_of_descriptors"
 
 
 def repeatable(error: DSecError) -> bool:
     """Whether the same request may do better a little later."""
     if isinstance(error, UnavailableError):
         return error.reason != TLS_FAILED
+    if error.reason in (TOO_MANY_REQUESTS, OUT_OF_DESCRIPTORS):
+        return True
     return isinstance(error, DSecTimeoutError) and error.reason == NO_ANSWER
 
 

@@ -10,7 +10,7 @@ from .. import _sio as net
 from .._config import DSecConfig
 from .._errors import DSecError, DSecTimeoutError, UnavailableError
 from .._models import Message, bad_response
-from .._retry import CONNECT_FAILED, NO_ANSWER, Backoff
+from .._retry import CONNECT_FAILED, NO_ANSWER, TOO_MANY_REQUESTS, Backoff
 from .._wire import EnvelopeDecoder, decode, encode, envelope, error_from_body
 from .http import BodyFactory, HttpClient, Response
 
@@ -68,7 +68,7 @@ class Api:
                     return decode(data)
                 raise error_from_body(status, data)
             except DSecError as e:
-                if not retry or (once and e.reason != CONNECT_FAILED):
+                if not retry or (once and e.reason not in (CONNECT_FAILED, TOO_MANY_REQUESTS)):
                     raise
                 if backoff is None:
                     backoff = Backoff(self.config.retry_seconds, until or deadline, net.monotonic)
