@@ -39,3 +39,15 @@ func TestParseByteErrorDetails(t *testing.T) {
 		t.Error("no code, yet an error of ours")
 	}
 }
+
+// What is asked for again: what may be over by itself, and of what there is too much only what passes in a moment.
+func TestWhatPasses(t *testing.T) {
+	for reason, want := range map[string]bool{"too_many_requests": true, sandbox.ReasonNoDescriptors: true, "quota_exceeded": false, "node_full": false} {
+		if got := passes(sandbox.Errorf(sandbox.ResourceExhausted, reason, "x")); got != want {
+			t.Errorf("%s: %v", reason, got)
+		}
+	}
+	if !passes(sandbox.Errorf(sandbox.Unavailable, "x", "x")) || passes(sandbox.Errorf(sandbox.NotFound, "x", "x")) {
+		t.Error("classes")
+	}
+}

@@ -23,7 +23,8 @@ import (
 func TestNodeFlagsAreChecked(t *testing.T) {
 	h := bareHarness(t)
 	for _, command := range []string{"up", "edge"} {
-		for _, flags := range [][]string{{"--max-sandboxes", "0"}, {"--max-sandboxes", "-1"}, {"--keep-ended", "-1s"}, {"--pool-size", "0"}, {"--log-level", "loud"}} {
+		for _, flags := range [][]string{{"--max-sandboxes", "0"}, {"--max-sandboxes", "-1"}, {"--keep-ended", "-1s"}, {"--pool-size", "0"}, {"--log-level", "loud"},
+			{"--project-streams", "0"}, {"--project-calls", "-1"}} {
 			h.wantError(h.run(append([]string{command}, flags...)...), exitUsage, flags[0])
 		}
 	}
@@ -44,7 +45,8 @@ func TestNodeFlagsAreHandedOn(t *testing.T) {
 		})
 		return &o
 	}
-	given := parse([]string{"--data-dir", "/d", "--run-dir", "/r", "--max-sandboxes", "7", "--keep-ended", "90s", "--pool-size", "3g", "--log-level", "warn"})
+	given := parse([]string{"--data-dir", "/d", "--run-dir", "/r", "--max-sandboxes", "7", "--keep-ended", "90s", "--pool-size", "3g", "--log-level", "warn",
+		"--project-streams", "8", "--project-calls", "9"})
 	if again := parse(given.args()); *again != *given {
 		t.Fatalf("%+v became %+v", given, again)
 	}

@@ -97,6 +97,8 @@ func createError(in *instance) error {
 	case sandbox.Ended(r.Code):
 		known = sandbox.Errorf(sandbox.Canceled, r.Code, "the sandbox was ended before it was ready: %s", r.Message)
 	case errors.As(s.cause, &known):
+	case sandbox.ReasonOf(s.cause) == sandbox.ReasonNoDescriptors: // it may succeed later
+		known = sandbox.AsError(s.cause)
 	default:
 		known = sandbox.Errorf(sandbox.Internal, r.Code, "the sandbox failed: %s", r.Message)
 	}

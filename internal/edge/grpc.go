@@ -37,7 +37,7 @@ func (s *server) wire(ctx context.Context, method string, err error) error {
 
 // seen logs faults of ours before they are reduced to what users may read.
 func (e *Edge) seen(ctx context.Context, call string, err error) error {
-	if sandbox.ClassOf(err) == sandbox.Internal && ctx.Err() == nil {
+	if err != nil && sandbox.ClassOf(err) == sandbox.Internal && ctx.Err() == nil {
 		e.log.Error("call failed", "call", call, "error", err)
 	}
 	return err

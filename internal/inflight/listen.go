@@ -34,8 +34,9 @@ const (
 // descriptor in reserve for that.
 type Listener struct {
 	net.Listener
-	most   int64
-	answer []byte
+	most    int64
+	crowded []byte // the answer where there are too many connections
+	short   []byte // and where there is no descriptor
 
 	open     atomic.Int64 // connections that were accepted and have neither ended nor been taken over
 	refusals chan struct{}
@@ -49,7 +50,8 @@ type Listener struct {
 // over; 0 = any number.
 func Listen(l net.Listener, most int) *Listener {
 	g := &Listener{Listener: l, most: int64(most), refusals: make(chan struct{}, maxLingering)}
-	g.answer = refusal(refuse("connections", g.most, "the platform has no room for another connection"))
+	g.crowded = refusal(refuse("connections", g.most, "the platform has no room for another connection"))
+	g.short = refusal(sandbox.Errorf(sandbox.ResourceExhausted, Reason, "the platform has no descriptor left for another connection; try again in a moment").WithFact("what", "descriptors"))
 	g.reserve()
 	return g
 }
@@ -112,21 +114,21 @@ func (l *Listener) refuse(c net.Conn) {
 	select {
 	case l.refusals <- struct{}{}:
 		go func() {
-			l.tell(c)
+			l.tell(c, l.crowded)
 			<-l.refusals
 		}()
 	default:
 		_ = c.SetWriteDeadline(time.Now()) // what does not fit at once is lost
-		_, _ = c.Write(l.answer)
+		_, _ = c.Write(l.crowded)
 		_ = c.Close()
 	}
 }
 
 // tell answers and reads until the peer has closed.
-func (l *Listener) tell(c net.Conn) {
+func (l *Listener) tell(c net.Conn, answer []byte) {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(lingering))
-	if _, err := c.Write(l.answer); err != nil {
+	if _, err := c.Write(answer); err != nil {
 		return
 	}
 	if h, ok := c.(interface{ CloseWrite() error }); ok {
@@ -151,7 +153,7 @@ func (l *Listener) refuseWithSpare() {
 			defer d.SetDeadline(time.Time{})
 		}
 		if c, err := l.Listener.Accept(); err == nil {
-			l.tell(c)
+			l.tell(c, l.short)
 			l.reserve()
 			return
 		}

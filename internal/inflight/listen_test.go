@@ -71,7 +71,7 @@ func dial(t *testing.T, l net.Listener) net.Conn {
 	return c
 }
 
-func isRefusal(t *testing.T, r *http.Response, body string) {
+func isRefusal(t *testing.T, r *http.Response, body, what string) {
 	t.Helper()
 	var e struct {
 		Code, Message string
@@ -87,7 +87,7 @@ func isRefusal(t *testing.T, r *http.Response, body string) {
 		t.Fatalf("%v: %q", err, body)
 	}
 	if r.StatusCode != 429 || r.Header.Get("Retry-After") != RetryAfter || r.Header.Get("Dsec-Error") != Reason || e.Code != "resource_exhausted" ||
-		len(e.Details) != 1 || e.Details[0].Debug.Reason != Reason || e.Details[0].Debug.Facts["what"] != "connections" || e.Details[0].Value == "" {
+		len(e.Details) != 1 || e.Details[0].Debug.Reason != Reason || e.Details[0].Debug.Facts["what"] != what || e.Details[0].Value == "" {
 		t.Errorf("%s %v %s", r.Status, r.Header, body)
 	}
 }
@@ -102,7 +102,7 @@ func TestOneConnectionTooManyIsToldSo(t *testing.T) {
 	}
 	for _, request := range []string{get, "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n" + strings.Repeat("x", 300_000)} {
 		r, body := ask(t, dial(t, l), request)
-		isRefusal(t, r, body)
+		isRefusal(t, r, body, "connections")
 	}
 	if _, body := ask(t, first, get); body != "ok" {
 		t.Errorf("who is there goes on: %q", body)
@@ -163,7 +163,7 @@ func TestWithoutDescriptorsItAnswersAndDoesNotSpin(t *testing.T) {
 	}()
 	for range 3 {
 		r, body := ask(t, dial(t, l), get)
-		isRefusal(t, r, body)
+		isRefusal(t, r, body, "descriptors")
 	}
 	before, began := s.accepts.Load(), time.Now()
 	time.Sleep(4 * noDescriptors)

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import secrets
 import signal
 import socket
@@ -44,8 +45,9 @@ def wait_for(what: str, check: Callable[[], object], seconds: float = 60) -> obj
 
 
 class Platform:
-    def __init__(self, *flags: str, env: dict[str, str] | None = None, pool: str = "8g", alone: bool = True) -> None:
-        """alone: no other platform works on this host meanwhile, so that in CI everything new there is of this one."""
+    def __init__(self, *flags: str, env: dict[str, str] | None = None, pool: str = "8g", alone: bool = True, files: int = 0) -> None:
+        """alone: no other platform works on this host meanwhile, so that in CI everything new there is of this one. files: descriptors that
+        each of its daemons may have; 0 = as many as this process."""
         word = secrets.token_hex(4)
         self.base = Path(tempfile.mkdtemp(prefix=f"dsec-e2e-{word}-", dir="/var/tmp"))  # a disk: not a tmpfs
         self.data, self.run = self.base / "data", Path(f"/run/dsec-e2e-{word}")
@@ -56,6 +58,7 @@ class Platform:
         self.env = {**os.environ, "PYTHONPATH": str(ROOT / "sdk/python/src"), "DSEC_CONFIG": str(self.config), "DSEC_BIN": str(BIN), **(env or {})}
         for name in ("DSEC_URL", "DSEC_API_KEY", "DSEC_CONTEXT"):
             self.env.pop(name, None)
+        self.files = files
         self.up: subprocess.Popen[bytes] | None = None
         self.code = ""  # of its edge, once it has run
 
@@ -74,6 +77,7 @@ class Platform:
             self.up = subprocess.Popen(
                 [*map(str, command), *self.flags],
                 env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, self.files))) if self.files else None,
             )  # fmt: skip
         wait_for("the platform is ready", self._ready, 120)
 

@@ -27,6 +27,7 @@ from libdsec import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from libdsec._config import Endpoint
@@ -293,6 +294,10 @@ def test_backoff() -> None:
         with pytest.raises(type(error)):
             Backoff(1.0, None, lambda: 0.0).delay(error)
     assert Backoff(1.0, None, lambda: 0.0).delay(DSecTimeoutError("x", reason="no_answer")) > 0
+    for reason in ("too_many_requests", "out_of_descriptors"):
+        assert Backoff(1.0, None, lambda: 0.0).delay(ResourceExhaustedError("x", reason=reason)) > 0
+    with pytest.raises(ResourceExhaustedError):
+        Backoff(1.0, None, lambda: 0.0).delay(ResourceExhaustedError("x", reason="quota_exceeded"))
     with pytest.raises(UnavailableError):
         Backoff(100.0, 5.0, lambda: 5.0).delay(UnavailableError("x"))
 
