@@ -55,6 +55,65 @@ func TestTrustedCommandOfASandboxThatEnds(t *testing.T) {
 	})
 }
 
+// trustPoints are the places at which a hand-over can fail or stand still.
+var trustPoints = []string{"trust:before", "trust:after"}
+
+func (w *world) trusted(id sandbox.ID) error {
+	_, err := w.s.Exec(w.user(), &dsecv1.ExecRequest{SandboxId: string(id), Command: &dsecv1.Command{Shell: "true", Trusted: true}})
+	return grpcerr.FromStatus(err)
+}
+
+// A hand-over that failed is made again with the next trusted command; nobody else notices.
+func TestTrustThatFailsIsRepeated(t *testing.T) {
+	for _, point := range trustPoints {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, func(o *Options) { o.Tools = fakeTools{} })
+			id := w.create()
+			restore, hits := w.arm(point + ":error")
+			if err := w.trusted(id); err == nil || hits() != 1 {
+				t.Errorf("%s: %v after %d hits", point, err, hits())
+			}
+			if r, err := w.exec(id, "true", -1); err != nil || r.ExitCode != 0 {
+				t.Errorf("%s: another command: %v %v", point, r, err)
+			}
+			restore()
+			if err := w.trusted(id); err != nil {
+				t.Errorf("%s: the next one: %v", point, err)
+			}
+			if n := len(w.guest(id).trusts); n != 1 {
+				t.Errorf("%s: %d hand-overs", point, n)
+			}
+			w.close()
+		})
+	}
+}
+
+// A delete does not wait for a hand-over that stands still, whether that looks at its context (block) or not (hang), and what
+// that has made meanwhile is removed.
+func TestDeleteWhileTrustStandsStill(t *testing.T) {
+	for _, point := range trustPoints {
+		for _, action := range []string{"block", "hang"} {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, func(o *Options) { o.Tools = fakeTools{} })
+				id := w.create()
+				restore, hits := w.arm(point + ":" + action)
+				done := make(chan error, 1)
+				go func() { done <- w.trusted(id) }()
+				synctest.Wait()
+				if hits() != 1 {
+					t.Fatal("the command never came here")
+				}
+				w.delete(id, true)
+				restore()
+				if err := <-done; sandbox.ReasonOf(err) != "sandbox_ended" {
+					t.Errorf("%s:%s: %v", point, action, err)
+				}
+				w.close()
+			})
+		}
+	}
+}
+
 // What the sandbox says of user, environment and directory is not a trusted command's.
 func TestTrustedCommandsHaveDefaultsOfTheirOwn(t *testing.T) {
 	in := &instance{}

@@ -308,8 +308,8 @@ class SessionInfo:
         ended: its shell has ended.
         exit_code, signal: how it ended; 0 while it lives.
         reason: why it ended: ``"exited"``, ``"killed"``, ``"timeout"`` (a command could not be interrupted), ``"oom"``,
-            ``"broken"`` (the shell closed the descriptors by which it is driven), ``"unresponsive"`` (it ran nothing more of what
-            it was given, as after ``set -n``); ``""`` while it lives.
+            ``"broken"`` (the shell closed the descriptors by which it is driven), ``"unresponsive"`` (it ran nothing more of
+            what it was given, as after ``set -n``); ``""`` while it lives.
         running_command: the command's id, or ``""``.
         waiting_commands: how many wait behind it.
     """
