@@ -208,6 +208,34 @@ def test_others_wait_and_are_told(tricked: Box, platform: Platform) -> None:
     assert command.wait().stdout == "end\n"
 
 
+def test_sessions_and_terminals_stand_still_and_lose_nothing(new_box: Boxes, platform: Platform) -> None:
+    """They count before, and from there on afterwards. What is asked of a session meanwhile waits for its turn."""
+    count = "i=0; while [ ! -e /tmp/stop ]; do echo $i; i=$((i + 1)); sleep 0.01; done"
+    with new_box() as box:
+        session = box.sandbox.session("s")
+        assert session.run("kept=yes").exit_code == 0
+        running, behind = session.start(count), session.start("echo $kept")
+        with box.sandbox.terminal(["sh", "-c", count]) as terminal:
+            shown = terminal.read()
+            wait_for("it counts", lambda: running.poll().stdout_size > 0)
+            command = box.sandbox.start("sleep 2; echo end", trusted=True)
+            wait_for("it runs", lambda: freeze_of(platform, box.sandbox) == "1")
+            later = session.start("echo later")
+            assert session.refresh().waiting_commands == 2
+            with box.sandbox.session("new") as new:  # its shell is made when all goes on
+                assert new.run("echo new").stdout == "new\n"
+            assert command.wait().stdout == "end\n"
+            size = running.poll().stdout_size
+            wait_for("it goes on", lambda: running.poll().stdout_size > size)
+            box.sandbox.write_file("/tmp/stop", b"")
+            while piece := terminal.read():
+                shown += piece
+        for lines in (shown.decode().splitlines(), running.wait().stdout.splitlines()):
+            assert len(lines) > 1
+            assert lines == [str(i) for i in range(len(lines))]
+        assert (behind.wait().stdout, later.wait().stdout) == ("yes\n", "later\n")
+
+
 def test_several_at_once_share_one_stop(tricked: Box, platform: Platform) -> None:
     box = tricked
     counting(box)
