@@ -25,7 +25,7 @@ func commandTable() []command {
 		portForwardCommand, urlCommand, httpCommand, topCommand, signalCommand,
 		networkCommand, serviceCommand,
 		imageCommand, workspaceCommand, toolkitCommand,
-		doctorCommand, versionCommand,
+		doctorCommand, versionCommand, completionCommand(),
 		edgeCommand,
 	}
 }
