@@ -114,7 +114,7 @@ func TestNestedAttributesAreBounded(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	u, err := newUnpacker(&aetherv1.WriteArchive{Path: []byte(t.TempDir())}, account{uid: uint32(os.Geteuid()), gid: uint32(os.Getegid())}, false)
+	u, err := newUnpacker(&aetherv1.WriteArchive{Path: []byte(t.TempDir())}, account{uid: uint32(os.Geteuid()), gid: uint32(os.Getegid())}, false, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,5 +169,40 @@ func TestNamesOfArchivesAreHeld(t *testing.T) {
 	r := &aetherv1.ReadArchive{Path: []byte("/"), Names: [][]byte{[]byte("a"), []byte("b"), []byte("c"), []byte("d")}}
 	if _, err := packTree(context.Background(), r, io.Discard, func() { t.Error("opened") }, of); !errors.Is(err, errNames) || of.held.Load() != maxNamesHeld-100 {
 		t.Error(err, of.held.Load())
+	}
+}
+
+// TestLinksThatAreForgotten: what an archive made is followed no more than what could be remembered.
+func TestLinksThatAreForgotten(t *testing.T) {
+	dir := t.TempDir()
+	for name, target := range map[string]string{"was": "d", "mine": "d"} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	of := new(names)
+	u, err := newUnpacker(&aetherv1.WriteArchive{Path: []byte(dir)}, account{uid: uint32(os.Geteuid()), gid: uint32(os.Getegid())}, false, of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	follows := func(name string) bool {
+		d, err := u.directory(name, false)
+		if err == nil {
+			_ = unix.Close(d.fd)
+		}
+		return err == nil
+	}
+	if err := u.made("mine"); err != nil || !follows("was") || follows("mine") || of.held.Load() != madeCost {
+		t.Errorf("%v, %d held", err, of.held.Load())
+	}
+	of.held.Store(maxNamesHeld)
+	if err := u.made("was"); err != nil || follows("was") || follows("mine") {
+		t.Error(err)
+	}
+	if u.close(); of.held.Load() != maxNamesHeld-madeCost {
+		t.Errorf("%d held", of.held.Load())
 	}
 }

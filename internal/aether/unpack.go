@@ -21,7 +21,7 @@ func (b *byteStream) writeArchive(r *aetherv1.WriteArchive) (*aetherv1.Done, err
 	}
 	var done *aetherv1.Done
 	err = asUser(acc, func() error {
-		u, err := newUnpacker(r, acc, b.s.srv.pool != nil)
+		u, err := newUnpacker(r, acc, b.s.srv.pool != nil, &b.s.srv.names)
 		if err != nil {
 			return err
 		}
@@ -34,8 +34,8 @@ func (b *byteStream) writeArchive(r *aetherv1.WriteArchive) (*aetherv1.Done, err
 }
 
 // An unpacker makes the entries of one archive. Every name is looked up one part at a time from the directory's own
-// descriptor, following no link and entering no other mount, so that neither the archive nor what the sandbox does
-// meanwhile leads out. It holds a block of content, and a descriptor for each level of the directory that it is in.
+// descriptor, entering no other mount and following no link of the archive's own, so that neither the archive nor what the
+// sandbox does meanwhile leads out. Links to directories that were there are followed, see follow. It holds a block of content, and a descriptor for each level of the directory that it is in.
 type unpacker struct {
 	keepOwners, noReplace, now bool
 
@@ -43,6 +43,10 @@ type unpacker struct {
 	dirs  []openDir // the directory itself, and those down to where the last entry was
 	buf   []byte
 	done  aetherv1.Done
+
+	links  map[fileID]struct{} // that were made
+	forgot bool                // some, or all
+	held   share               // for links
 }
 
 // An openDir is a directory on the way to the last entry. Its attributes are set when the way leads elsewhere: what is
@@ -51,9 +55,10 @@ type openDir struct {
 	name  string
 	fd    int
 	attrs *pax.Header // nil if the archive says nothing of it
+	real  []string    // the way to it from the first one, if name is a link; else nil
 }
 
-func newUnpacker(r *aetherv1.WriteArchive, acc account, charged bool) (*unpacker, error) {
+func newUnpacker(r *aetherv1.WriteArchive, acc account, charged bool, of *names) (*unpacker, error) {
 	name := clip(string(r.Path), 256)
 	p, err := checkPath(string(r.Path))
 	if err != nil {
@@ -83,7 +88,7 @@ func newUnpacker(r *aetherv1.WriteArchive, acc account, charged bool) (*unpacker
 	}
 	return &unpacker{
 		keepOwners: r.KeepOwners, noReplace: r.NoReplaceTypes, now: r.Now,
-		dirs: []openDir{{fd: fd}}, buf: make([]byte, block),
+		dirs: []openDir{{fd: fd}}, buf: make([]byte, block), held: share{of: of},
 	}, nil
 }
 
@@ -91,6 +96,7 @@ func (u *unpacker) close() {
 	for _, d := range u.dirs {
 		unix.Close(d.fd)
 	}
+	u.held.end()
 }
 
 // run unpacks all. An error says what had been unpacked by then, which stays.
@@ -219,15 +225,13 @@ func (u *unpacker) enter(parts []string, attrs *pax.Header) error {
 		return err
 	}
 	for i := same; i < len(parts); i++ {
-		above := u.dirs[len(u.dirs)-1].fd
-		fd, err := u.directory(above, parts[i], attrs != nil && i == len(parts)-1)
+		d, err := u.directory(parts[i], attrs != nil && i == len(parts)-1)
 		if err != nil {
 			return err
 		}
-		u.dirs = append(u.dirs, openDir{name: parts[i], fd: fd})
+		u.dirs = append(u.dirs, d)
 	}
-	if attrs != nil {
-		d := &u.dirs[len(u.dirs)-1]
+	if d := &u.dirs[len(u.dirs)-1]; attrs != nil && d.real == nil { // what a link leads to keeps its own
 		if u.attrs += sizeOf(attrs) - sizeOf(d.attrs); u.attrs > maxHeldAttrs {
 			return failf(aetherv1.Code_CODE_INVALID, "the directories that it is in have more than %d bytes of extended attributes", maxHeldAttrs)
 		}
@@ -307,9 +311,10 @@ func openStep(dir int, name string) (int, error) {
 	}
 }
 
-// directory opens or makes a directory. entry says that the archive has it, so that it may replace something else.
-func (u *unpacker) directory(dir int, name string, entry bool) (int, error) {
-	mode := uint32(0o755)
+// directory opens or makes a directory in the last one. entry says that the archive has it, so that it may replace something
+// else, but for a link to a directory: that is as good as one, and systems depend on theirs.
+func (u *unpacker) directory(name string, entry bool) (openDir, error) {
+	dir, mode := u.dir(), uint32(0o755)
 	if entry {
 		mode = 0o700 // until it gets its own
 	}
@@ -317,28 +322,45 @@ func (u *unpacker) directory(dir int, name string, entry bool) (int, error) {
 	for range 2 {
 		switch {
 		case err == nil:
-			return fd, nil
+			return openDir{name: name, fd: fd}, nil
 		case errors.Is(err, unix.EXDEV):
-			return -1, unsafef("it leads into another file system, which is mounted at %s", quoted(name))
+			return openDir{}, unsafef("it leads into another file system, which is mounted at %s", quoted(name))
 		case errors.Is(err, unix.ENOENT):
 			err = unix.Mkdirat(dir, name, mode)
 		case !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP):
-			return -1, err
-		case !entry:
-			return -1, unsafef("%s on its way is a link, or no directory", quoted(name))
-		case u.noReplace:
-			return -1, failf(aetherv1.Code_CODE_NOT_DIRECTORY, "a directory would replace what is no directory")
+			return openDir{}, err
 		default:
-			if err = unix.Unlinkat(dir, name, 0); err == nil {
+			d, ferr := u.followed(name)
+			if ferr == nil {
+				return d, nil
+			}
+			if err = u.unfollowed(name, entry, ferr); err == nil {
 				err = unix.Mkdirat(dir, name, mode)
 			}
 		}
 		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return -1, err
+			return openDir{}, err
 		}
 		fd, err = openStep(dir, name)
 	}
-	return fd, err
+	return openDir{name: name, fd: fd}, err
+}
+
+// unfollowed removes what is in the way of an entry that is a directory, or says why it stays.
+func (u *unpacker) unfollowed(name string, entry bool, err error) error {
+	switch {
+	case errors.Is(err, unix.EXDEV):
+		return unsafef("%s leads into another file system", quoted(name))
+	case err != errMade && !leadsNowhere(err):
+		return err
+	case !entry && err == errMade:
+		return err
+	case !entry:
+		return unsafef("%s on its way is no directory, nor a link to one within the directory that is unpacked into", quoted(name))
+	case u.noReplace:
+		return failf(aetherv1.Code_CODE_NOT_DIRECTORY, "a directory would replace what is no directory")
+	}
+	return unix.Unlinkat(u.dir(), name, 0)
 }
 
 func times(h *pax.Header) []unix.Timespec {

@@ -152,7 +152,11 @@ func (u *unpacker) symlink(base string, h *pax.Header) error {
 		return failf(aetherv1.Code_CODE_BAD_ARCHIVE, "it is a symbolic link to nothing")
 	}
 	return u.place(base, func(name string) error {
-		if err := unix.Symlinkat(h.Link, u.dir(), name); err != nil {
+		err := unix.Symlinkat(h.Link, u.dir(), name)
+		if err == nil {
+			err = u.made(name)
+		}
+		if err != nil {
 			return err
 		}
 		return u.plainAttributes(name, h, false)
@@ -195,8 +199,13 @@ func (u *unpacker) link(base string, h *pax.Header) error {
 	if len(parts) == 0 {
 		return failf(aetherv1.Code_CODE_BAD_ARCHIVE, "it is a link to nothing")
 	}
-	at, err := u.lookUp(parts[:len(parts)-1])
-	if err != nil {
+	at, _, err := u.follow(parts[:len(parts)-1])
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EXDEV):
+		return unsafef("what it links to is reached by way of what is no directory, nor a link to one within the directory that is unpacked into")
+	case errors.Is(err, unix.ENOENT):
+		return failf(aetherv1.Code_CODE_BAD_ARCHIVE, "what it links to is not there")
+	case err != nil:
 		return err
 	}
 	defer unix.Close(at)
@@ -206,26 +215,9 @@ func (u *unpacker) link(base string, h *pax.Header) error {
 		if errors.Is(err, unix.ENOENT) {
 			return failf(aetherv1.Code_CODE_BAD_ARCHIVE, "it links to %s, which is not there", quoted(h.Link))
 		}
+		if err == nil {
+			err = u.made(name) // another name of a link that was there
+		}
 		return err
 	})
-}
-
-// lookUp finds a directory that must be there.
-func (u *unpacker) lookUp(parts []string) (int, error) {
-	at, err := unix.FcntlInt(uintptr(u.dirs[0].fd), unix.F_DUPFD_CLOEXEC, 0)
-	for _, p := range parts {
-		if err != nil {
-			break
-		}
-		above := at
-		at, err = openStep(above, p)
-		unix.Close(above)
-	}
-	switch {
-	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EXDEV):
-		return -1, unsafef("what it links to is reached by way of a link, or of what is no directory")
-	case errors.Is(err, unix.ENOENT):
-		return -1, failf(aetherv1.Code_CODE_BAD_ARCHIVE, "what it links to is not there")
-	}
-	return at, err
 }
