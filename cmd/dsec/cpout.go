@@ -13,6 +13,7 @@ import (
 
 	dsecv1 "dsec/api/dsec/v1"
 	"dsec/client"
+	"dsec/internal/pax"
 	"dsec/internal/unpack"
 	"dsec/sandbox"
 )
@@ -107,6 +108,9 @@ func (t *transfer) downloadFile(ctx context.Context, from, at string, info *dsec
 		if err != nil {
 			return err
 		}
+		if err := t.attributes(ctx, from, f); err != nil {
+			return err
+		}
 		if t.archive && os.Geteuid() == 0 {
 			if err := f.Chown(opened.UID, opened.GID); err != nil {
 				return err
@@ -120,6 +124,33 @@ func (t *transfer) downloadFile(ctx context.Context, from, at string, info *dsec
 		}
 		return nil
 	})
+}
+
+// sayLost tells of attributes that do not exist here, or would give rights.
+func (t *transfer) sayLost(r *unpack.Result) {
+	if r.AttributesLost > 0 {
+		t.say("%d extended attributes were not kept, such as %s", r.AttributesLost, clipText(strings.Join(r.LostNames, ", ")))
+	}
+}
+
+// attributes gives f those of a file inside. They come with an archive only: of it, no more than the beginning is read.
+func (t *transfer) attributes(ctx context.Context, from string, f *os.File) error {
+	in, err := t.files.ReadArchive(ctx, from, false)
+	if sandbox.ClassOf(err) == sandbox.NotFound { // it is gone by now
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	h, err := pax.NewReader(in).Next()
+	if err != nil || h.Type != pax.File { // it is another thing by now, or a link that was followed
+		return err
+	}
+	var result unpack.Result
+	result.Attributes(f, h.Xattrs)
+	t.sayLost(&result)
+	return nil
 }
 
 func (t *transfer) fetch(ctx context.Context, from string, to io.Writer) (*client.File, error) {
@@ -166,6 +197,7 @@ func (t *transfer) downloadTree(ctx context.Context, from, at string, info *dsec
 	if n := result.Skipped + in.Result().Skipped; n > 0 {
 		t.say("%d entries were left out: devices, sockets and the like are not copied", n)
 	}
+	t.sayLost(&result)
 	if !made {
 		return nil
 	}

@@ -46,7 +46,7 @@ type unpacker struct {
 
 	links  map[fileID]struct{} // that were made
 	forgot bool                // some, or all
-	held   share               // for links
+	held   share               // for links and headers
 }
 
 // An openDir is a directory on the way to the last entry. Its attributes are set when the way leads elsewhere: what is
@@ -102,6 +102,7 @@ func (u *unpacker) close() {
 // run unpacks all. An error says what had been unpacked by then, which stays.
 func (u *unpacker) run(src io.Reader) (*aetherv1.Done, error) {
 	r := pax.NewReader(src)
+	r.Hold = u.hold
 	for {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
@@ -123,6 +124,19 @@ func (u *unpacker) run(src io.Reader) (*aetherv1.Done, error) {
 	u.done.Bytes = uint64(r.Offset())
 	return &u.done, nil
 }
+
+// hold counts what extended headers take: an entry may bring a MiB of them, and many archives may be unpacked at once.
+func (u *unpacker) hold(n int) error {
+	if n < 0 {
+		u.held.give(-n)
+	} else if !u.held.take(n) {
+		return errHeaders
+	}
+	return nil
+}
+
+var errHeaders = failf(aetherv1.Code_CODE_RESOURCES,
+	"archives that are unpacked in this sandbox at the same time have too many long names and attributes; try again when some are done")
 
 // stopped makes the answer of what ended the unpacking, at an entry if name is given.
 func (u *unpacker) stopped(err error, name string) error {
@@ -232,8 +246,13 @@ func (u *unpacker) enter(parts []string, attrs *pax.Header) error {
 		u.dirs = append(u.dirs, d)
 	}
 	if d := &u.dirs[len(u.dirs)-1]; attrs != nil && d.real == nil { // what a link leads to keeps its own
-		if u.attrs += sizeOf(attrs) - sizeOf(d.attrs); u.attrs > maxHeldAttrs {
+		more := sizeOf(attrs) - sizeOf(d.attrs)
+		if u.attrs += more; u.attrs > maxHeldAttrs {
 			return failf(aetherv1.Code_CODE_INVALID, "the directories that it is in have more than %d bytes of extended attributes", maxHeldAttrs)
+		}
+		if err := u.hold(more); err != nil {
+			u.attrs -= more
+			return err
 		}
 		d.attrs = attrs
 	}
@@ -264,6 +283,7 @@ func (u *unpacker) leave(n int) error {
 		d := u.dirs[last]
 		u.dirs = u.dirs[:last]
 		u.attrs -= sizeOf(d.attrs)
+		u.held.give(sizeOf(d.attrs))
 		err := u.finish(d)
 		unix.Close(d.fd)
 		if err != nil {

@@ -27,7 +27,7 @@ func (u *unpacker) made(name string) error {
 		return err
 	}
 	if len(u.links) >= maxMade || !u.held.take(madeCost) {
-		u.held.end()
+		u.held.give(madeCost * len(u.links))
 		u.links, u.forgot = nil, true
 		return nil
 	}

@@ -104,7 +104,7 @@ func (e *Edge) answerArchive(w http.ResponseWriter, r *http.Request, in *instanc
 	}
 	if err != nil {
 		_ = e.seen(r.Context(), r.Pattern, err)
-		h.Set(trailerError, asciiJSON(errorBody(sandbox.AsError(err))))
+		h.Set(trailerError, asciiJSON(errorBody(about(in.id, err))))
 	}
 	h.Set(trailerArchive, asciiJSON(answerOf(result)))
 	return nil

@@ -61,9 +61,10 @@ func (e *Edge) route(f func(http.ResponseWriter, *http.Request, *instance) error
 			writeError(w, err)
 			return
 		}
-		in, err := e.index.lookup(sandbox.ID(r.PathValue("id")), g.Project)
+		id := sandbox.ID(r.PathValue("id"))
+		in, err := e.index.lookup(id, g.Project)
 		if err != nil {
-			writeError(w, err)
+			writeError(w, about(id, err))
 			return
 		}
 		place, err := e.under.Enter(g.Project, inflight.Stream)
@@ -81,9 +82,18 @@ func (e *Edge) route(f func(http.ResponseWriter, *http.Request, *instance) error
 			_ = e.seen(r.Context(), r.Pattern, started.error)
 			panic(http.ErrAbortHandler)
 		default:
-			writeError(w, e.seen(r.Context(), r.Pattern, err))
+			writeError(w, about(id, e.seen(r.Context(), r.Pattern, err)))
 		}
 	}
+}
+
+// about says in an error which sandbox it is about.
+func about(id sandbox.ID, err error) *sandbox.Error {
+	se := sandbox.AsError(err)
+	if se.Facts[grpcerr.FactSandboxID] != "" {
+		return se
+	}
+	return se.WithFact(grpcerr.FactSandboxID, string(id))
 }
 
 // writeError answers with the JSON of a Connect error.

@@ -123,7 +123,7 @@ func (s *server) statFiles(ctx context.Context, req *dsecv1.StatFilesRequest) (*
 	for i, st := range stats {
 		r := &dsecv1.StatResult{}
 		if st.Err != nil {
-			r.Failure = grpcerr.ToFailure(st.Err)
+			r.Failure = grpcerr.ToFailure(about(in.id, st.Err))
 			size += len(r.Failure.GetMessage()) + 64
 		} else {
 			st.Entry.Path = []byte(path.Join("/", paths[i]))

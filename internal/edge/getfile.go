@@ -49,7 +49,7 @@ func (e *Edge) getFile(w http.ResponseWriter, r *http.Request, in *instance) err
 		w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
 		se := sandbox.Errorf(sandbox.InvalidArgument, "range_not_satisfiable", "the file has %d bytes; the range begins at %d", info.Size, sp.offset)
 		w.Header().Set("Dsec-Size", strconv.FormatInt(info.Size, 10))
-		writeErrorStatus(w, http.StatusRequestedRangeNotSatisfiable, se)
+		writeErrorStatus(w, http.StatusRequestedRangeNotSatisfiable, about(in.id, se))
 		return nil
 	}
 	n := max(min(info.Length, info.Size-sp.offset), 0)

@@ -153,11 +153,11 @@ func (e *Edge) servePort(w http.ResponseWriter, r *http.Request, rt ports.Route)
 	}
 	in, err := e.index.lookup(sandbox.ID(rt.Sandbox), g.Project)
 	if err != nil {
-		writeError(w, err)
+		writeError(w, about(sandbox.ID(rt.Sandbox), err))
 		return
 	}
 	if _, err := in.live(); err != nil {
-		writeError(w, err)
+		writeError(w, about(sandbox.ID(rt.Sandbox), err))
 		return
 	}
 	place, err := e.under.Enter(g.Project, inflight.Stream)
@@ -183,7 +183,7 @@ func (e *Edge) servePort(w http.ResponseWriter, r *http.Request, rt ports.Route)
 		}
 	}
 	if err != nil {
-		writeError(w, err)
+		writeError(w, about(sandbox.ID(rt.Sandbox), err))
 		return
 	}
 	_ = http.NewResponseController(w).EnableFullDuplex() // it can

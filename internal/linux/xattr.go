@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,4 +60,12 @@ func xattrBuffer(f func([]byte) (int, error)) ([]byte, error) {
 			return b[:n], nil
 		}
 	}
+}
+
+// SetXattr sets an extended attribute of an open file or directory.
+func SetXattr(f *os.File, name, value string) error {
+	if err := retryEINTR(func() error { return unix.Fsetxattr(int(f.Fd()), name, []byte(value), 0) }); err != nil {
+		return &fs.PathError{Op: fmt.Sprintf("fsetxattr %q", name), Path: f.Name(), Err: err}
+	}
+	return nil
 }

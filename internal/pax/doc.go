@@ -10,7 +10,8 @@
 //
 //   - Content is what is stored: of a file with holes only its data, in the order of Header.Data. Nothing is ever expanded.
 //   - An archive that ends without its end marker is truncated, which other readers let pass.
-//   - Memory is bounded whatever is read: MaxExtended bytes of extended headers, MaxSegments runs of data.
+//   - Memory is bounded whatever is read: MaxExtended bytes of extended headers, MaxSegments runs of data. Where that is too
+//     much, because many archives are read at once, Reader.Hold decides.
 //   - Names are bytes. Nothing is made of them: who unpacks decides what "..", "/" and the like mean.
 package pax
 

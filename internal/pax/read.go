@@ -17,6 +17,39 @@ type Reader struct {
 	read    int64
 	globals records
 	ended   bool
+
+	// Hold, if set, is asked before much memory is taken for one entry, and told with a negative number that it is free
+	// again: at the next entry. Its error is that of Next. So many readers can share a bound.
+	Hold func(n int) error
+	need int // memory of the entry, about
+	held int // as much of it as Hold knows of
+}
+
+const (
+	// freeMemory is how much an entry may take unasked.
+	freeMemory = 16 << 10
+	// extendedCost is how much more than their length extended headers take while they are read.
+	extendedCost = 4
+)
+
+func (r *Reader) take(n int) error {
+	r.need += n
+	if r.Hold == nil || r.need <= freeMemory {
+		return nil
+	}
+	more := r.need - r.held
+	if err := r.Hold(more); err != nil {
+		return err
+	}
+	r.held += more
+	return nil
+}
+
+func (r *Reader) release() {
+	if r.held > 0 {
+		_ = r.Hold(-r.held) // never fails
+	}
+	r.need, r.held = 0, 0
 }
 
 // NewReader makes a Reader, which reads no more than it needs; r should give large pieces.
@@ -38,7 +71,8 @@ func (r *Reader) Next() (*Header, error) {
 		return nil, err
 	}
 	r.left, r.pad = 0, 0
-	var x records // of this entry
+	r.release()
+	x := records{sparse: sparseMap{r: r}} // of this entry
 	budget := int64(MaxExtended)
 	for {
 		first := r.read == 0
@@ -143,6 +177,9 @@ func (r *Reader) extended(f *rawFields, x *records, budget *int64) (bool, error)
 	if *budget -= f.size; *budget < 0 {
 		return false, malformed("extended headers of more than %d bytes", MaxExtended)
 	}
+	if err := r.take(extendedCost * int(f.size)); err != nil {
+		return false, err
+	}
 	b := make([]byte, f.size+int64(padding(f.size)))
 	if err := r.full(b); err != nil {
 		return false, err
@@ -150,7 +187,7 @@ func (r *Reader) extended(f *rawFields, x *records, budget *int64) (bool, error)
 	b = b[:f.size]
 	switch f.kind {
 	case 'g':
-		g := records{}
+		g := records{sparse: sparseMap{r: r}}
 		err := g.parse(b)
 		r.globals.times(&g)
 		return true, err

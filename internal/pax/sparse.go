@@ -16,6 +16,7 @@ const (
 
 // sparseMap is where a file's data is, in any of GNU's forms.
 type sparseMap struct {
+	r            *Reader
 	kind         sparseKind
 	major, minor string
 	name         string
@@ -68,9 +69,16 @@ func (m *sparseMap) set(key, value string) error {
 	return nil
 }
 
+const segmentLen = 16
+
 func (m *sparseMap) add(off, n int64) error {
 	if len(m.data) >= MaxSegments {
 		return malformed("a file of more than %d pieces between its holes", MaxSegments)
+	}
+	if len(m.data) == cap(m.data) { // it will be twice as long
+		if err := m.r.take(2 * segmentLen * max(1, len(m.data))); err != nil {
+			return err
+		}
 	}
 	m.data = append(m.data, Segment{off, n})
 	return nil

@@ -4,8 +4,8 @@
 //
 //   - The archive is hostile. Every name is looked up below the directory by os.Root: neither "..", nor a link that the
 //     archive has made, nor one that was there leads out.
-//   - Set-user-id and set-group-id bits are dropped, and so are extended attributes: nothing from a sandbox gets privileges
-//     here. Devices, sockets and pipes are left out and counted.
+//   - Set-user-id and set-group-id bits are dropped, and so are extended attributes but for those of users ("user."): nothing
+//     from a sandbox gets privileges here. Devices, sockets and pipes are left out and counted.
 //   - Each file is made under another name and renamed when it is whole. What came before an error stays.
 package unpack
 
@@ -22,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	"dsec/internal/linux"
 	"dsec/internal/pax"
 	"dsec/sandbox"
 )
@@ -34,6 +35,27 @@ type Options struct {
 // A Result counts the entries of the archive, the bytes of files that were written, and the entries that were left out.
 type Result struct {
 	Entries, Bytes, Skipped int64
+	// Attributes that were not kept: how many, and their first names, each once.
+	AttributesLost int64
+	LostNames      []string
+}
+
+const maxLostNames = 4
+
+func (r *Result) lost(name string) {
+	r.AttributesLost++
+	if len(r.LostNames) < maxLostNames && !slices.Contains(r.LostNames, name) {
+		r.LostNames = append(r.LostNames, name)
+	}
+}
+
+// Attributes sets those of an entry that are kept. That the local file system has none is no error.
+func (r *Result) Attributes(f *os.File, list []pax.Xattr) {
+	for _, x := range list {
+		if !strings.HasPrefix(x.Name, "user.") || linux.SetXattr(f, x.Name, x.Value) != nil {
+			r.lost(x.Name)
+		}
+	}
 }
 
 // Tree unpacks an archive into a directory that exists.
@@ -177,6 +199,7 @@ func (u *unpacker) file(tmp string, h *pax.Header) (err error) {
 			return pax.ErrTruncated
 		}
 	}
+	u.done.Attributes(f, h.Xattrs)
 	if err := u.own(tmp, h); err != nil { // before the mode: a change of owner takes bits away
 		return err
 	}
@@ -197,9 +220,24 @@ func (u *unpacker) own(name string, h *pax.Header) error {
 	return u.root.Lchown(name, int(h.UID), int(h.GID))
 }
 
+func (u *unpacker) directoryAttributes(d directory) error {
+	if len(d.h.Xattrs) == 0 {
+		return nil
+	}
+	f, err := u.root.Open(d.name)
+	if err != nil {
+		return err
+	}
+	u.done.Attributes(f, d.h.Xattrs)
+	return f.Close()
+}
+
 // finish sets the attributes of directories, the innermost first.
 func (u *unpacker) finish() error {
 	for _, d := range slices.Backward(u.dirs) {
+		if err := u.directoryAttributes(d); err != nil {
+			return err
+		}
 		if err := u.own(d.name, d.h); err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"dsec/internal/linux"
 	"dsec/internal/pax"
 	"dsec/sandbox"
 )
@@ -113,7 +114,7 @@ func TestTree(t *testing.T) {
 		pax.Header{Name: "ro/h", Link: "ro/f", Type: pax.Link}, pax.Header{Name: "hole", Type: pax.File, Size: 1 << 30, Mode: 0o600, Data: []pax.Segment{{Off: 1 << 29, Len: 3}}},
 		pax.Header{Name: "fifo", Type: pax.FIFO}, pax.Header{Name: "dev", Type: pax.Char}, pax.Header{Name: "s", Link: "/x\ny", Type: pax.Symlink},
 	)), Options{})
-	if err != nil || got != (Result{7, 8, 2}) {
+	if err != nil || got.Entries != 7 || got.Bytes != 8 || got.Skipped != 2 || got.AttributesLost != 0 {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	dir, derr := os.Stat(target + "/ro")
@@ -173,4 +174,26 @@ func FuzzTree(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
+}
+
+func TestAttributes(t *testing.T) {
+	target, _ := outside(t)
+	list := []pax.Xattr{{Name: "security.capability", Value: "x"}, {Name: "trusted.x", Value: "x"}, {Name: "user.mine", Value: "a\x00b"}}
+	got, err := Tree(target, bytes.NewReader(archive(t, pax.Header{Name: "d/", Type: pax.Dir, Mode: 0o500, Xattrs: list},
+		pax.Header{Name: "d/f", Type: pax.File, Mode: 0o400, Size: 3, Xattrs: list})), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := int64(0)
+	for _, name := range []string{"d", "d/f"} {
+		attrs, err := linux.Lxattrs(filepath.Join(target, name))
+		if value, ok := attrs["user.mine"]; err != nil || ok && value != "a\x00b" || attrs["trusted.x"]+attrs["security.capability"] != "" {
+			t.Errorf("%s: %q, %v", name, attrs, err)
+		} else if ok { // else the file system has none
+			kept++
+		}
+	}
+	if got.AttributesLost != 6-kept || got.LostNames[0] != "security.capability" || len(got.LostNames) > 3 {
+		t.Errorf("%+v with %d kept", got, kept)
+	}
 }

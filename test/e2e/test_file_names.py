@@ -85,3 +85,32 @@ def test_at_the_command_line(platform: Platform, tmp_path: Path) -> None:
     platform.dsec("files", "rm", "-r", box, f"/srv/{name}")
     assert platform.dsec("files", "ls", box, "/srv").stdout == ""
     platform.dsec("rm", box)
+
+
+async def test_errors_say_which_sandbox(platform: Platform, new_sandbox: New, tmp_path: Path) -> None:
+    async with new_sandbox() as s:
+
+        async def listing() -> None:
+            async for _ in s.list_files("/none"):
+                pass
+
+        async def watching() -> None:
+            async with s.watch_files("/none"):
+                pass
+
+        failing = [
+            s.read_file("/none"), s.read_file("/etc"), s.write_file("/none/x", b""), s.append_file("/none/x", b""), s.read_files(["/none"]), s.download("/none", tmp_path / "x"),
+            s.write_files({"/etc/passwd/x": b""}), s.upload(tmp_path, "/etc/passwd"), s.stat_file("/none"), s.remove_file("/none"), s.chmod("/none", 0), listing(), watching(),
+        ]  # fmt: skip
+        for i, call in enumerate(failing):
+            with pytest.raises(DSecError) as error:
+                await call
+            assert error.value.sandbox_id == s.id, (i, error.value)
+        (one,) = await s.stat_files(["/none"])
+        assert isinstance(one, DSecError)
+        assert one.sandbox_id == s.id
+        # At the command line, and so with the Go client.
+        for args in (["cp", f"{s.id}:/none", "-"], ["files", "ls", s.id, "/none"], ["files", "rm", "--json", s.id, "/none"]):
+            done = platform.dsec(*args, check=False)
+            assert done.returncode == 1, done
+        assert s.id in done.stderr, done.stderr

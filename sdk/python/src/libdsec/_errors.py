@@ -7,7 +7,8 @@ Where Python has a fitting built-in (``ValueError``, ``TimeoutError``, ``Connect
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -52,6 +53,17 @@ class DSecError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, dict(self.__dict__)))
+
+
+@contextmanager
+def about(sandbox_id: str) -> Iterator[None]:
+    """Say in the errors of a block which sandbox they concern, if they do not say so."""
+    try:
+        yield
+    except DSecError as e:
+        if e.sandbox_id is None:
+            e.sandbox_id = sandbox_id
+        raise
 
 
 def _rebuild(cls: type[DSecError], message: str, state: dict[str, Any]) -> DSecError:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any, Union
 
 from .. import _aio as net
-from .._errors import DSecError, FailedPreconditionError, NotFoundError, UnavailableError
+from .._errors import DSecError, FailedPreconditionError, NotFoundError, UnavailableError, about
 from .._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, path_field, path_fields
 from .._models import bad_response, items, sub
 from .._retry import Backoff
@@ -35,17 +35,18 @@ class FileWatch:
         backoff = Backoff(self._api.config.retry_seconds, None, net.monotonic)
         while True:
             messages = self._api.server_stream("WatchFiles", self._request, wait=0.0)
-            try:
-                first = await anext(messages)
-                if first.get("ready") is not True:
-                    raise bad_response("a watch that does not begin")
-            except StopAsyncIteration:
-                raise bad_response("a watch that does not begin") from None
-            except DSecError as e:
-                pause = backoff.delay(e)
-            else:
-                self._messages = messages
-                return
+            with about(self._request["sandboxId"]):
+                try:
+                    first = await anext(messages)
+                    if first.get("ready") is not True:
+                        raise bad_response("a watch that does not begin")
+                except StopAsyncIteration:
+                    raise bad_response("a watch that does not begin") from None
+                except DSecError as e:
+                    pause = backoff.delay(e)
+                else:
+                    self._messages = messages
+                    return
             await net.sleep(pause)
 
     async def aclose(self) -> None:
@@ -68,10 +69,11 @@ class FileWatch:
         while not self._pending:
             if self._messages is None:
                 raise StopAsyncIteration
-            try:
-                message = await anext(self._messages)
-            except StopAsyncIteration:
-                raise UnavailableError("the platform ended the watch; begin a new one", reason="stream_cut") from None
+            with about(self._request["sandboxId"]):
+                try:
+                    message = await anext(self._messages)
+                except StopAsyncIteration:
+                    raise UnavailableError("the platform ended the watch; begin a new one", reason="stream_cut") from None
             if message.get("overflow") is True:
                 self._pending.append(FileEvent(FileEventKind.OVERFLOW, "", is_directory=False))
             self._pending += [FileEvent.from_wire(sub({"": e}, "")) for e in items(message, "events")]
@@ -113,17 +115,18 @@ class FileOperations:
         backoff = Backoff(self._api.config.retry_seconds, None, net.monotonic)
         begun = False
         while True:
-            try:
-                async with aclosing(self._api.server_stream("ListFiles", request, wait=0.0)) as messages:
-                    async for message in messages:
-                        for entry in items(message, "files"):
-                            begun = True
-                            yield FileEntry.from_wire(sub({"": entry}, ""))
-                return
-            except DSecError as e:
-                if begun:
-                    raise
-                pause = backoff.delay(e)
+            with about(self.id):
+                try:
+                    async with aclosing(self._api.server_stream("ListFiles", request, wait=0.0)) as messages:
+                        async for message in messages:
+                            for entry in items(message, "files"):
+                                begun = True
+                                yield FileEntry.from_wire(sub({"": entry}, ""))
+                    return
+                except DSecError as e:
+                    if begun:
+                        raise
+                    pause = backoff.delay(e)
             await net.sleep(pause)
 
     async def stat_files(
@@ -139,7 +142,8 @@ class FileOperations:
         request: dict[str, Any] = {"sandboxId": self.id, **path_fields(paths), "follow": follow}
         if user:
             request["user"] = user
-        answer = await self._api.call("StatFiles", request)
+        with about(self.id):
+            answer = await self._api.call("StatFiles", request)
         results: list[Union[FileEntry, DSecError]] = []
         for item in items(answer, "results"):
             result = sub({"": item}, "")
@@ -187,7 +191,8 @@ class FileOperations:
         if user:
             request["user"] = user
         once = not all(c.repeatable for c in changes)
-        await self._api.call("ChangeFiles", request, wait=timeout, once=once)
+        with about(self.id):
+            await self._api.call("ChangeFiles", request, wait=timeout, once=once)
 
     async def make_directory(
         self, path: FilePath, *, mode: int | None = None, parents: bool = False, user: str | None = None

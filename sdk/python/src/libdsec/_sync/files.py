@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any, Union
 
 from .. import _sio as net
-from .._errors import DSecError, FailedPreconditionError, NotFoundError, UnavailableError
+from .._errors import DSecError, FailedPreconditionError, NotFoundError, UnavailableError, about
 from .._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, path_field, path_fields
 from .._models import bad_response, items, sub
 from .._retry import Backoff
@@ -36,17 +36,18 @@ class FileWatch:
         backoff = Backoff(self._api.config.retry_seconds, None, net.monotonic)
         while True:
             messages = self._api.server_stream("WatchFiles", self._request, wait=0.0)
-            try:
-                first = next(messages)
-                if first.get("ready") is not True:
-                    raise bad_response("a watch that does not begin")
-            except StopIteration:
-                raise bad_response("a watch that does not begin") from None
-            except DSecError as e:
-                pause = backoff.delay(e)
-            else:
-                self._messages = messages
-                return
+            with about(self._request["sandboxId"]):
+                try:
+                    first = next(messages)
+                    if first.get("ready") is not True:
+                        raise bad_response("a watch that does not begin")
+                except StopIteration:
+                    raise bad_response("a watch that does not begin") from None
+                except DSecError as e:
+                    pause = backoff.delay(e)
+                else:
+                    self._messages = messages
+                    return
             net.sleep(pause)
 
     def close(self) -> None:
@@ -69,10 +70,11 @@ class FileWatch:
         while not self._pending:
             if self._messages is None:
                 raise StopIteration
-            try:
-                message = next(self._messages)
-            except StopIteration:
-                raise UnavailableError("the platform ended the watch; begin a new one", reason="stream_cut") from None
+            with about(self._request["sandboxId"]):
+                try:
+                    message = next(self._messages)
+                except StopIteration:
+                    raise UnavailableError("the platform ended the watch; begin a new one", reason="stream_cut") from None
             if message.get("overflow") is True:
                 self._pending.append(FileEvent(FileEventKind.OVERFLOW, "", is_directory=False))
             self._pending += [FileEvent.from_wire(sub({"": e}, "")) for e in items(message, "events")]
@@ -114,17 +116,18 @@ class FileOperations:
         backoff = Backoff(self._api.config.retry_seconds, None, net.monotonic)
         begun = False
         while True:
-            try:
-                with closing(self._api.server_stream("ListFiles", request, wait=0.0)) as messages:
-                    for message in messages:
-                        for entry in items(message, "files"):
-                            begun = True
-                            yield FileEntry.from_wire(sub({"": entry}, ""))
-                return
-            except DSecError as e:
-                if begun:
-                    raise
-                pause = backoff.delay(e)
+            with about(self.id):
+                try:
+                    with closing(self._api.server_stream("ListFiles", request, wait=0.0)) as messages:
+                        for message in messages:
+                            for entry in items(message, "files"):
+                                begun = True
+                                yield FileEntry.from_wire(sub({"": entry}, ""))
+                    return
+                except DSecError as e:
+                    if begun:
+                        raise
+                    pause = backoff.delay(e)
             net.sleep(pause)
 
     def stat_files(
@@ -140,7 +143,8 @@ class FileOperations:
         request: dict[str, Any] = {"sandboxId": self.id, **path_fields(paths), "follow": follow}
         if user:
             request["user"] = user
-        answer = self._api.call("StatFiles", request)
+        with about(self.id):
+            answer = self._api.call("StatFiles", request)
         results: list[Union[FileEntry, DSecError]] = []
         for item in items(answer, "results"):
             result = sub({"": item}, "")
@@ -188,7 +192,8 @@ class FileOperations:
         if user:
             request["user"] = user
         once = not all(c.repeatable for c in changes)
-        self._api.call("ChangeFiles", request, wait=timeout, once=once)
+        with about(self.id):
+            self._api.call("ChangeFiles", request, wait=timeout, once=once)
 
     def make_directory(
         self, path: FilePath, *, mode: int | None = None, parents: bool = False, user: str | None = None

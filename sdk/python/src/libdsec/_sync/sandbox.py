@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _sio as net
 from .._args import checked_tag, command_message, invalid, optional_text, session_message, window
-from .._errors import DSecError, NotFoundError
+from .._errors import DSecError, NotFoundError, about
 from .._files import permissions
 from .._models import ArchiveResult, CommandResult, SandboxInfo, SessionInfo, State, command_result, items, number, sub
 from .._tar import pack_contents
@@ -384,7 +384,8 @@ class Sandbox(FileOperations, Views):
         """
         if offset < 0 or (length is not None and length < 0):
             raise invalid("offset and length must not be negative")
-        return open_file(self._api, self._file_target(path, user), offset, length)
+        with about(self.id):
+            return open_file(self._api, self._file_target(path, user), offset, length)
 
     def iter_file(
         self, path: str | bytes | os.PathLike[str], offset: int = 0, *, user: str | None = None
@@ -435,7 +436,8 @@ class Sandbox(FileOperations, Views):
             target += f"&offset={offset}" + ("&truncate=1" if truncate else "")
         elif truncate:
             raise invalid("truncate needs an offset; without one the file is replaced as a whole")
-        upload(self._api, target, data, repeatable=not exclusive)
+        with about(self.id):
+            upload(self._api, target, data, repeatable=not exclusive)
 
     def write_files(self, files: Files, *, mode: int = 0o644, user: str | None = None) -> ArchiveResult:
         """Write many files in one request, making missing directories.
@@ -457,7 +459,8 @@ class Sandbox(FileOperations, Views):
         """
         base, contents = contents_of(files, mode)
         target = self._archive_target(base, user) + "&parents=1&now=1"
-        return put_archive(self._api, target, lambda packed: pack_contents(contents, packed))
+        with about(self.id):
+            return put_archive(self._api, target, lambda packed: pack_contents(contents, packed))
 
     def read_files(self, paths: Iterable[str | bytes | os.PathLike[str]], *, user: str | None = None) -> dict[Any, bytes]:
         """Return the contents of many files by their paths (absolute), in one request. See ``read_file``.
@@ -466,7 +469,8 @@ class Sandbox(FileOperations, Views):
             NotFoundError: one does not exist; the text says which, and how many others could not be read.
         """
         target = f"/v1/sandboxes/{self.id}/archive"
-        return read_files(self._api, f"{target}?user={quoted(user)}" if user else target, paths)
+        with about(self.id):
+            return read_files(self._api, f"{target}?user={quoted(user)}" if user else target, paths)
 
     def upload(
         self,
@@ -501,7 +505,8 @@ class Sandbox(FileOperations, Views):
             where, _, name = where.rpartition(b"/")
             make = local_file(local, name)
         target = self._archive_target(where or b"/", user) + "&parents=1" + ("&keep_owners=1" if keep_owners else "")
-        return put_archive(self._api, target, make)
+        with about(self.id):
+            return put_archive(self._api, target, make)
 
     def download(
         self,
@@ -532,9 +537,10 @@ class Sandbox(FileOperations, Views):
             UnsupportedError: the local system cannot do it safely.
         """
         download = Download(local, outside_links=outside_links)
-        result = get_archive(
-            self._api, "GET", self._archive_target(raw_path(remote), user) + "&follow=1", b"", download.begin
-        )
+        with about(self.id):
+            result = get_archive(
+                self._api, "GET", self._archive_target(raw_path(remote), user) + "&follow=1", b"", download.begin
+            )
         return replace(result, skipped=result.skipped + download.skipped)
 
     def _archive_target(self, path: bytes, user: str | None) -> str:
@@ -555,7 +561,8 @@ class Sandbox(FileOperations, Views):
         It is never repeated: what had arrived when a connection broke is in the file.
         """
         target = self._write_target(path, user, mode, make_parents) + "&append=1"
-        upload(self._api, target, data, repeatable=False, once=True)
+        with about(self.id):
+            upload(self._api, target, data, repeatable=False, once=True)
 
     def _write_target(
         self, path: str | bytes | os.PathLike[str], user: str | None, mode: int | None, make_parents: bool
