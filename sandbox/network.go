@@ -236,15 +236,11 @@ func ValidateNetworkRules(rules map[string]bool) error {
 	if len(rules) > MaxNetworkRules {
 		return Errorf(InvalidArgument, "invalid_network_rule", "%d network rules; at most %d", len(rules), MaxNetworkRules)
 	}
-	for rule, allowed := range rules {
+	for rule := range rules {
 		if !IsService(rule) {
 			if _, err := ParseNetworkRule(rule); err != nil {
 				return err
 			}
-		}
-		if allowed {
-			return Errorf(Unsupported, "network_service_unavailable",
-				"network rule %q: True cannot be granted: this version has no network services, sandboxes have loopback only; set it to False or leave it out", clip(rule))
 		}
 	}
 	return nil

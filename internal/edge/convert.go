@@ -78,12 +78,22 @@ func (e *Edge) orderOf(c *edgev1.CreateSandbox, project, principal string) (orde
 	if err := spec.Validate(); err != nil {
 		return order{}, err
 	}
+	if _, counts := e.o.Uppers.(InodeCounter); spec.Limits.Inodes > 0 && !counts {
+		return order{}, errInodes
+	}
 	sources, err := e.sourcesOf(c.GetLayers())
 	if err != nil {
 		return order{}, err
 	}
+	rules, err := rulesOf(spec.Network, c.GetNetwork())
+	if err == nil {
+		err = checkNode(rules.Rules, e.denied())
+	}
+	if err != nil {
+		return order{}, err
+	}
 	o := order{id: id, intent: &journal.Intent{
-		Project: project, Principal: principal, Spec: spec, Sources: sources, Key: c.GetIdempotencyKey(), Digest: c.GetSpecDigest(),
+		Project: project, Principal: principal, Spec: spec, Network: rules, Sources: sources, Key: c.GetIdempotencyKey(), Digest: c.GetSpecDigest(),
 		OwnerEpoch: c.GetOwnerEpoch(),
 	}}
 	if d := c.GetDeadline(); d != nil {
@@ -148,9 +158,11 @@ func timeTo(t time.Time) *timestamppb.Timestamp {
 // viewOf is the sandbox as its project sees it.
 func (e *Edge) viewOf(in *instance) *dsecv1.Sandbox {
 	u, s := in.use(), in.snapshot()
+	spec := in.intent.Spec
+	spec.Network = s.network.Asked
 	reason := s.life.shownReason()
 	v := &dsecv1.Sandbox{
-		Id: string(in.id), State: stateTo[s.life.state], Generation: 1, Spec: specTo(&in.intent.Spec), Project: in.intent.Project,
+		Id: string(in.id), State: stateTo[s.life.state], Generation: 1, Spec: specTo(&spec), Project: in.intent.Project,
 		Principal: in.intent.Principal, Node: e.o.Node, CreatedAt: timeTo(s.life.createdAt), ReadyAt: timeTo(s.life.readyAt),
 		EndedAt: timeTo(s.life.endedAt), ExpiresAt: timeTo(s.life.expiresAt), StepSeconds: make(map[string]float64),
 	}

@@ -25,6 +25,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -34,6 +35,7 @@ import (
 	"dsec/internal/edge/driver"
 	"dsec/internal/edge/failpoint"
 	"dsec/internal/edge/journal"
+	"dsec/internal/edge/resolve"
 	"dsec/internal/grant"
 	"dsec/internal/inflight"
 	"dsec/internal/linux"
@@ -58,6 +60,9 @@ type Options struct {
 	Guests   ConnectGuest
 	Ended    EndedGuest // nil = nothing is found
 	Host     Host       // nil = this machine's
+
+	Lookup        resolve.Lookup      // of names in network rules; nil = the node's
+	NodeAddresses func() []netip.Addr // which no rule opens; nil = those of the machine's interfaces
 
 	Tools       Tools // nil: there are no trusted commands
 	NoTools     error // why
@@ -105,6 +110,7 @@ type Edge struct {
 	stopped bool // no goroutine begins any more
 
 	index index
+	names *resolve.Resolver
 
 	wakeMu  sync.Mutex
 	wakeups wakeups
@@ -142,6 +148,7 @@ func New(o Options) (*Edge, error) {
 		e.drivers[d.Name()] = d
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.names = resolve.Open(resolve.Options{Lookup: o.Lookup, Path: filepath.Join(o.DataDir, "names"), Changed: e.namesChanged, Log: o.Log})
 	e.spawn(e.runWakeups)
 	return e, nil
 }
@@ -162,6 +169,9 @@ func (o *Options) complete() error {
 	}
 	if o.Host == nil {
 		o.Host = &procHost{}
+	}
+	if o.NodeAddresses == nil {
+		o.NodeAddresses = nodeAddresses
 	}
 	setDefault(&o.Node, string(o.Code))
 	setDefault(&o.Retention, defaultRetention)

@@ -22,6 +22,7 @@ const setupGrace = 10 * time.Second
 var journalPoints = map[journal.Op]*failpoint.Point{
 	journal.OpIntent:    failpoint.New("journal.intent"),
 	journal.OpRunning:   failpoint.New("journal.running"),
+	journal.OpNetwork:   failpoint.New("journal.network"),
 	journal.OpActivity:  failpoint.New("journal.activity"),
 	journal.OpEnding:    failpoint.New("journal.ending"),
 	journal.OpEnded:     failpoint.New("journal.ended"),
@@ -123,6 +124,7 @@ func (e *Edge) becomeReady(in *instance) {
 		}
 		return 0
 	})
+	e.refreshNetwork(in) // names may have changed while it was being made
 }
 
 // tearLate is for a setup that returned after teardown had given up waiting for it: what it made since is torn down once
@@ -151,6 +153,9 @@ func (e *Edge) tearLate(in *instance) {
 }
 
 func (e *Edge) setupSteps(ctx context.Context, in *instance) error {
+	if err := e.awaitNames(ctx, in, in.intent.Network, nil); err != nil { // others need not wait for name servers
+		return err
+	}
 	select {
 	case e.setups <- struct{}{}:
 	case <-ctx.Done():

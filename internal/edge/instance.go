@@ -49,6 +49,7 @@ type instance struct {
 	isSettled bool
 	gone      chan struct{} // closed when it is terminal
 
+	net    netState
 	oom    oomWatch
 	inward inward
 
@@ -77,6 +78,7 @@ func (e *Edge) newInstance(id sandbox.ID, intent *journal.Intent, d driver.Drive
 			idle: intent.Spec.IdleTimeout, retention: e.o.Retention,
 		},
 	}
+	in.net.network = intent.Network
 	in.ctx, in.stop = context.WithCancel(e.ctx)
 	in.lastUse.Store(intent.CreatedAt.UnixNano())
 	in.recorded.Store(intent.CreatedAt.UnixNano())
@@ -134,12 +136,16 @@ type snapshot struct {
 	made    made
 	cause   error
 	settled <-chan struct{}
+	network journal.Network
+	hosts   string // in its /etc/hosts
+	reach   reach
 }
 
 func (in *instance) snapshot() snapshot {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return snapshot{life: in.life, guest: in.guest, made: in.made, cause: in.cause, settled: in.settled}
+	return snapshot{life: in.life, guest: in.guest, made: in.made, cause: in.cause, settled: in.settled,
+		network: in.net.network, hosts: in.net.written, reach: in.net.applied}
 }
 
 // settleLocked wakes who waits for the outcome of the create.

@@ -80,7 +80,7 @@ func setupPoints() (out []string) {
 			continue
 		}
 		switch name {
-		case "journal.ending", "journal.ended", "journal.forgotten", "journal.activity", "trust":
+		case "journal.ending", "journal.ended", "journal.forgotten", "journal.activity", "trust", "journal.network", "network.policy", "network.hosts":
 			continue
 		}
 		out = append(out, p)

@@ -32,6 +32,10 @@ type (
 		Free() (free, total int64, err error)
 		Sweeper
 	}
+	// InodeCounter is Uppers whose quota counts inodes, too.
+	InodeCounter interface {
+		CreateCounted(ctx context.Context, id sandbox.ID, bytes, inodes int64) (rootfs.Upper, error)
+	}
 	// Networks hands out network slots.
 	Networks interface {
 		// Acquire gives id a slot whose policy is p, or the slot that it has, as it is now.

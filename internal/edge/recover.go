@@ -62,6 +62,9 @@ func (e *Edge) recoverOne(ctx context.Context, id sandbox.ID, entry *journal.Ent
 		in.life.state, in.life.readyAt = sandbox.Ready, r.ReadyAt
 		in.settleLocked()
 	}
+	if entry.Network != nil {
+		in.net.network = *entry.Network
+	}
 	e.restoreActivity(in, entry)
 	e.index.mu.Lock()
 	e.index.enterLocked(in)
@@ -76,7 +79,7 @@ func (e *Edge) recoverOne(ctx context.Context, id sandbox.ID, entry *journal.Ent
 	case entry.Running == nil:
 		e.lost(in, entry, sandbox.ReasonInterrupted, "the node's agent restarted while it was being made")
 	default:
-		e.reconnect(ctx, in, turns)
+		e.reconnect(ctx, in, entry.Network != nil, turns)
 	}
 }
 
@@ -127,8 +130,9 @@ func (e *Edge) restoreTerminal(in *instance, r journal.Reason) {
 	e.schedule(in)
 }
 
-// reconnect takes a running sandbox over, or ends it if it does not run any more.
-func (e *Edge) reconnect(ctx context.Context, in *instance, turns chan struct{}) {
+// reconnect takes a running sandbox over, or ends it if it does not run any more. replaced: its network rules are not those that
+// it was made with.
+func (e *Edge) reconnect(ctx context.Context, in *instance, replaced bool, turns chan struct{}) {
 	h := *in.made.handle
 	status, err := in.driver.Recover(ctx, h)
 	if err != nil {
@@ -149,6 +153,9 @@ func (e *Edge) reconnect(ctx context.Context, in *instance, turns chan struct{})
 		return
 	}
 	e.admission.adopt(in)
+	if len(in.net.network.Rules) > 0 || replaced {
+		e.restoreNetwork(ctx, in)
+	}
 	e.spawn(func() { e.watchProcess(in, h) })
 	e.beginLink(in, h, turns)
 	e.schedule(in)

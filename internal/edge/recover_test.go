@@ -265,7 +265,9 @@ func TestMain(m *testing.M) {
 // victim makes and deletes sandboxes and says what it was told, until it is killed. It ends with 0 if nothing killed it.
 func victim(dir string) int {
 	tb := &victimTB{}
-	w := openWorld(tb, filepath.Join(dir, "data"), fake.OpenHost(filepath.Join(dir, "host")), func(o *Options) { o.Retention = time.Nanosecond })
+	w := openWorld(tb, filepath.Join(dir, "data"), fake.OpenHost(filepath.Join(dir, "host")), func(o *Options) {
+		o.Retention, o.Lookup = time.Nanosecond, oneAddress
+	})
 	for i := range 3 {
 		c := w.spec()
 		fmt.Println("begin", c.Id)
@@ -278,6 +280,11 @@ func victim(dir string) int {
 			fmt.Println("deleted", c.Id)
 			if in := w.find(sandbox.ID(c.Id)); in != nil { // or its time was over already
 				w.e.wake(in.id)
+			}
+		}
+		if i == 0 {
+			if _, err := w.setNetwork(sandbox.ID(c.Id), map[string]bool{"reg.example:443": true}); err == nil {
+				fmt.Println("opened", c.Id)
 			}
 		}
 		if i == 2 { // an activity that is worth a record
@@ -345,15 +352,18 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 }
 
 func afterKill(t *testing.T, dir, said string) {
+	opened := sandbox.ID("")
 	begun, told := make(map[sandbox.ID]bool), make(map[sandbox.ID]string)
 	for sc := bufio.NewScanner(strings.NewReader(said)); sc.Scan(); {
 		what, id, _ := strings.Cut(sc.Text(), " ")
-		if begun[sandbox.ID(id)] = true; what != "begin" {
+		if begun[sandbox.ID(id)] = true; what == "opened" {
+			opened = sandbox.ID(id)
+		} else if what != "begin" {
 			told[sandbox.ID(id)] = what
 		}
 	}
 	host := fake.OpenHost(filepath.Join(dir, "host"))
-	w := openWorld(t, filepath.Join(dir, "data"), host)
+	w := openWorld(t, filepath.Join(dir, "data"), host, func(o *Options) { o.Lookup = oneAddress })
 	for _, in := range w.e.index.all() {
 		if s := in.snapshot().life.state; s != sandbox.Ready && !s.Terminal() {
 			<-in.gone
@@ -362,6 +372,12 @@ func afterKill(t *testing.T, dir, said string) {
 	live := make(map[sandbox.ID]bool)
 	for _, r := range w.list(t, ready) {
 		live[sandbox.ID(r.Sandbox.Id)] = true
+	}
+	for id := range live {
+		asked, policy, hosts := w.get(id).Spec.NetworkRules, host.Policy(id), host.HostsOf(id)
+		if len(asked) != len(policy.Open) || (len(asked) > 0) != (hosts != "") || (id == opened && len(asked) == 0) {
+			t.Errorf("%s has the rules %v, the policy %v and the names %q", id, asked, policy, hosts)
+		}
 	}
 	for id := range begun {
 		switch told[id] {

@@ -8,7 +8,6 @@ import (
 
 	"dsec/internal/edge/driver"
 	"dsec/internal/edge/journal"
-	"dsec/internal/edge/network"
 	"dsec/internal/edge/steps"
 	"dsec/internal/rootfs"
 	"dsec/sandbox"
@@ -73,7 +72,7 @@ func setupRootfs(ctx context.Context, m *making) error {
 	if err != nil {
 		return fmt.Errorf("mounting layers: %w", err)
 	}
-	upper, err := m.e.o.Uppers.Create(ctx, m.in.id, m.in.intent.Spec.Limits.Disk)
+	upper, err := m.e.createUpper(ctx, m.in.id, m.in.intent.Spec.Limits)
 	if err != nil {
 		return fmt.Errorf("making upper: %w", err)
 	}
@@ -81,21 +80,42 @@ func setupRootfs(ctx context.Context, m *making) error {
 	return nil
 }
 
+func (e *Edge) createUpper(ctx context.Context, id sandbox.ID, l sandbox.Limits) (rootfs.Upper, error) {
+	if l.Inodes == 0 {
+		return e.o.Uppers.Create(ctx, id, l.Disk)
+	}
+	counter, ok := e.o.Uppers.(InodeCounter)
+	if !ok {
+		return rootfs.Upper{}, errInodes
+	}
+	return counter.CreateCounted(ctx, id, l.Disk, l.Inodes)
+}
+
+var errInodes = sandbox.Errorf(sandbox.Unsupported, "inodes_not_limited",
+	"the quota of this node's disk does not count inodes; leave their limit out: the limit of the disk bounds files too, since their metadata counts")
+
 func teardownRootfs(ctx context.Context, m *making) error {
 	return errors.Join(m.e.o.Uppers.Remove(ctx, m.in.id), m.e.o.Layers.Release(ctx, m.in.id))
 }
 
 func setupNetwork(ctx context.Context, m *making) error {
-	n, err := m.e.o.Networks.Acquire(ctx, m.in.id, network.Policy{})
+	m.in.net.changing.Lock()
+	defer m.in.net.changing.Unlock()
+	r := m.e.reach(m.in, m.in.intent.Network)
+	n, err := m.e.o.Networks.Acquire(ctx, m.in.id, r.policy)
 	if err != nil {
 		return fmt.Errorf("acquiring network slot: %w", err)
 	}
-	m.update(func(d *made) { d.network = n })
+	m.update(func(d *made) {
+		d.network = n
+		m.in.net.applied, m.in.net.acquired = r, true
+	})
 	return nil
 }
 
 // teardownNetwork gives the slot to others: not while processes may be in it. Those are gone with their control groups.
 func teardownNetwork(ctx context.Context, m *making) error {
+	m.e.names.Release(m.in.id)
 	return m.e.o.Networks.Release(ctx, m.in.id)
 }
 
@@ -115,15 +135,19 @@ func teardownLimits(ctx context.Context, m *making) error { return m.e.o.Cgroups
 func setupPolicy(_ context.Context, m *making) error { return m.in.intent.Spec.Validate() }
 
 func setupCreate(ctx context.Context, m *making) error {
-	d := m.in.snapshot().made
+	s := m.in.snapshot()
+	d := s.made
 	h, err := m.in.driver.Create(ctx, driver.Spec{
-		ID: m.in.id, Hostname: m.in.hostname(), Limits: m.in.intent.Spec.Limits, Rootfs: d.rootfs, Network: d.network,
+		ID: m.in.id, Hostname: m.in.hostname(), Limits: m.in.intent.Spec.Limits, Rootfs: d.rootfs, Network: d.network, Hosts: s.reach.hosts,
 		Cgroups: d.cgroups, GuestKey: m.in.intent.GuestKey,
 	})
 	if err != nil {
 		return fmt.Errorf("creating: %w", err)
 	}
-	m.update(func(d *made) { d.handle = &h })
+	m.update(func(d *made) {
+		d.handle = &h
+		m.in.net.written = s.reach.hosts
+	})
 	return nil
 }
 

@@ -40,6 +40,7 @@ func (e *Edge) Shutdown(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return errors.Join(err, e.journal.Close())
 	}
+	e.names.Remove()
 	return e.journal.Remove()
 }
 
@@ -96,6 +97,7 @@ func (e *Edge) stop(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		e.wg.Wait()
+		e.names.Close()
 		close(done)
 	}()
 	select {

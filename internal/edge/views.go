@@ -108,7 +108,13 @@ func (e *Edge) measured(in *instance, made made) (*dsecv1.Metrics, error) {
 	if err != nil {
 		return nil, err
 	}
+	refused, err := e.refused(in, made)
+	if err != nil {
+		return nil, err
+	}
 	return &dsecv1.Metrics{
+		NetworkRefusedPackets: refused.Packets,
+
 		SandboxId: string(in.id), At: timestamppb.Now(), Generation: 1, CpuLimitCores: in.intent.Spec.Limits.CPU,
 		DiskBytes: used, DiskLimitBytes: limit,
 		NetworkRxBytes: traffic.RxBytes, NetworkRxPackets: traffic.RxPackets, NetworkTxBytes: traffic.TxBytes, NetworkTxPackets: traffic.TxPackets,

@@ -55,6 +55,11 @@ type Driver interface {
 	Sweep(ctx context.Context, keep map[sandbox.ID]bool) ([]sandbox.ID, error)
 }
 
+// A HostsWriter is a Driver that can replace the lines of Spec.Hosts while the sandbox runs. What else is in its /etc/hosts stays.
+type HostsWriter interface {
+	WriteHosts(ctx context.Context, h Handle, fs rootfs.Container, lines string) error
+}
+
 // A Spec is everything that Create needs. It is plain data.
 type Spec struct {
 	ID       sandbox.ID
@@ -63,6 +68,7 @@ type Spec struct {
 	Rootfs   rootfs.Container
 	Network  Network
 	Cgroups  Cgroups
+	Hosts    string // lines for its /etc/hosts, beside its own
 	GuestKey []byte // 32 bytes; aether asks the edge for it
 }
 

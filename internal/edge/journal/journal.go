@@ -61,6 +61,7 @@ type Found struct {
 type Entry struct {
 	Intent   *Intent
 	Running  *Running
+	Network  *Network  // rules that replaced the Intent's; nil if none did
 	Activity time.Time // last recorded; zero if none
 	Ending   *Reason
 	Ended    *Reason
@@ -81,6 +82,8 @@ func apply(entries map[sandbox.ID]*Entry, r *Record) {
 		e.Intent = r.Intent
 	case OpRunning:
 		e.Running = r.Running
+	case OpNetwork:
+		e.Network = r.Network
 	case OpActivity:
 		e.Activity = r.At
 	case OpEnding:
@@ -217,12 +220,15 @@ func (j *Journal) accountLocked(r *Record, n int64) {
 		delete(j.live, r.ID)
 		return
 	}
-	if r.Op == OpIntent || (j.live[r.ID] > 0 && r.Op != OpActivity) {
+	if r.Op == OpIntent || (j.live[r.ID] > 0 && !replaces(r.Op)) {
 		j.live[r.ID] += n
 		return
 	}
-	j.dead += n // of activity only the last one is kept
+	j.dead += n // of these only the last one is kept
 }
+
+// replaces reports whether of the records of this kind only the last one of a sandbox counts: there may be any number.
+func replaces(op Op) bool { return op == OpActivity || op == OpNetwork }
 
 // writeLocked writes batches until nothing is pending. One caller at a time does it, for all who wait.
 func (j *Journal) writeLocked() {
@@ -357,12 +363,16 @@ func (j *Journal) copyLiveTo(dst io.Writer, size int64, live map[sandbox.ID]int6
 	}
 	defer src.Close()
 	first := true
-	activity := make(map[sandbox.ID][]byte) // the last one
+	type kind struct {
+		id sandbox.ID
+		op Op
+	}
+	last := make(map[kind][]byte)
 	_, _, err = read(io.NewSectionReader(src, 0, size), func(r *Record, payload []byte) {
 		switch {
 		case first || live[r.ID] == 0:
-		case r.Op == OpActivity:
-			activity[r.ID] = payload
+		case replaces(r.Op):
+			last[kind{r.ID, r.Op}] = payload
 		default:
 			w.write(frameOf(payload))
 		}
@@ -371,7 +381,7 @@ func (j *Journal) copyLiveTo(dst io.Writer, size int64, live map[sandbox.ID]int6
 	if err != nil {
 		return 0, err
 	}
-	for _, payload := range activity {
+	for _, payload := range last {
 		w.write(frameOf(payload))
 	}
 	return w.finish()

@@ -40,6 +40,7 @@ const (
 	OpHeader    Op = "header"    // first of the file
 	OpIntent    Op = "intent"    // a create was admitted: Intent
 	OpRunning   Op = "running"   // it is ready: Running
+	OpNetwork   Op = "network"   // its network rules were replaced: Network
 	OpActivity  Op = "activity"  // it was in use at At, to within the edge's granularity
 	OpEnding    Op = "ending"    // it shall be gone: Reason
 	OpEnded     Op = "ended"     // nothing of it is left: Reason
@@ -54,6 +55,7 @@ type Record struct {
 	Header  *Header    `json:"header,omitempty"`
 	Intent  *Intent    `json:"intent,omitempty"`
 	Running *Running   `json:"running,omitempty"`
+	Network *Network   `json:"network,omitempty"`
 	Reason  *Reason    `json:"reason,omitempty"`
 }
 
@@ -72,12 +74,19 @@ type Intent struct {
 	Project    string          `json:"project"`
 	Principal  string          `json:"principal"`
 	Spec       sandbox.Spec    `json:"spec"`
+	Network    Network         `json:"network,omitzero"` // its rules when it was made
 	Sources    []rootfs.Source `json:"sources"`
 	Key        string          `json:"key,omitempty"`    // idempotency key
 	Digest     string          `json:"digest,omitempty"` // of the request, tells a retry from a reuse of the key
 	OwnerEpoch int64           `json:"owner_epoch,omitempty"`
 	CreatedAt  time.Time       `json:"created_at"`
 	GuestKey   []byte          `json:"guest_key"`
+}
+
+// A Network is network rules: as somebody wrote them, and with their services looked up.
+type Network struct {
+	Asked map[string]bool       `json:"asked,omitempty"`
+	Rules []sandbox.NetworkRule `json:"rules,omitempty"`
 }
 
 // A Running finds a ready sandbox again.

@@ -1,7 +1,6 @@
 package container
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -15,9 +14,6 @@ import (
 	"dsec/internal/linux"
 	"dsec/sandbox"
 )
-
-// etcFiles are bound over the image's, from the upper's directory etc. Their order is that of stage's table.
-var etcFiles = [...]string{"hosts", "hostname", "resolv.conf"}
 
 // Places in the table that stage inherits. Keep in step with stage.c; control groups' files follow.
 const (
@@ -178,51 +174,6 @@ func (d *Driver) buildMounts(b *built, spec driver.Spec, userNS int) error {
 	sys, err := linux.CloneMount(spec.Network.Sysfs, true)
 	if err := b.put(fdSys, sys, err); err != nil {
 		return fmt.Errorf("sysfs: %w", err)
-	}
-	return nil
-}
-
-// buildEtc makes the files that belong to the sandbox and not to its difference, and mounts of them. It returns a bit
-// per file.
-func (d *Driver) buildEtc(b *built, spec driver.Spec, userNS int) (uint32, error) {
-	dir := filepath.Join(spec.Rootfs.Upper.Dir, "etc")
-	content := [len(etcFiles)]string{
-		"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + spec.Hostname + "\n",
-		spec.Hostname + "\n",
-		"",
-	}
-	var bits uint32
-	for i, name := range etcFiles {
-		path := filepath.Join(dir, name)
-		if err := writeNew(path, content[i]); err != nil {
-			return 0, err
-		}
-		fd, err := linux.CloneMountWith(path, linux.MountAttr{
-			Set: linux.MountNoDev | linux.MountNoSUID | linux.MountNoExec, UserNS: userNS})
-		if err := b.put(fdEtc+i, fd, err); err != nil {
-			return 0, fmt.Errorf("file of the sandbox: %w", err)
-		}
-		bits |= 1 << i
-	}
-	return bits, nil
-}
-
-// writeNew makes a file, unless an earlier step has made it.
-func writeNew(path, content string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-	if errors.Is(err, os.ErrExist) {
-		return nil
-	}
-	if err == nil {
-		_, err = f.WriteString(content)
-		err = errors.Join(err, f.Close())
-	}
-	if linux.IsQuotaFull(err) {
-		return sandbox.Errorf(sandbox.ResourceExhausted, "disk_full",
-			"the sandbox's disk cannot hold its first files; ask for a larger disk, or retry elsewhere").WithCause(err)
-	}
-	if err != nil {
-		return fmt.Errorf("write file of the sandbox: %w", err)
 	}
 	return nil
 }

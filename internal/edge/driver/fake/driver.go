@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"dsec/internal/edge/driver"
+	"dsec/internal/rootfs"
 	"dsec/sandbox"
 )
 
@@ -68,9 +69,31 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Handle, e
 		return driver.Handle{}, sandbox.Errorf(sandbox.AlreadyExists, "exists", "sandbox %s exists", spec.ID)
 	}
 	h := driver.Handle{Driver: d.name, Version: 1, ID: spec.ID}
+	d.h.setHosts(spec.ID, spec.Hosts)
 	return h, d.h.call(ctx, "driver.Create", spec.ID, func() error {
 		return d.h.put("created", spec.ID, data{Key: spec.GuestKey})
 	})
+}
+
+// WriteHosts keeps lines for Host.HostsOf.
+func (d *Driver) WriteHosts(ctx context.Context, h driver.Handle, _ rootfs.Container, lines string) error {
+	return d.h.call(ctx, "driver.WriteHosts", h.ID, func() error {
+		d.h.setHosts(h.ID, lines)
+		return nil
+	})
+}
+
+func (h *Host) setHosts(id sandbox.ID, lines string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hosts[id] = lines
+}
+
+// HostsOf is what was last written for a sandbox's /etc/hosts.
+func (h *Host) HostsOf(id sandbox.ID) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.hosts[id]
 }
 
 func (d *Driver) Start(ctx context.Context, h driver.Handle) (driver.Handle, error) {
@@ -117,6 +140,7 @@ func (d *Driver) Destroy(ctx context.Context, h driver.Handle) error {
 		}
 		d.h.mu.Lock()
 		delete(d.h.procs, h.ID)
+		delete(d.h.hosts, h.ID)
 		d.h.mu.Unlock()
 		return d.h.remove("created", h.ID)
 	})

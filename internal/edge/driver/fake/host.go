@@ -36,6 +36,7 @@ type Host struct {
 	procs   map[sandbox.ID]*process // that this Host saw
 	oom     map[string]int64        // by v2 directory
 	policy  map[sandbox.ID]network.Policy
+	hosts   map[sandbox.ID]string
 	free    int64
 	total   int64
 }
@@ -44,7 +45,7 @@ type Host struct {
 func NewHost() *Host {
 	return &Host{
 		objects: make(map[string][]byte), hooks: make(map[string]func(context.Context, sandbox.ID) error),
-		procs: make(map[sandbox.ID]*process), oom: make(map[string]int64), policy: make(map[sandbox.ID]network.Policy), free: 100 << 30, total: 200 << 30,
+		procs: make(map[sandbox.ID]*process), oom: make(map[string]int64), policy: make(map[sandbox.ID]network.Policy), hosts: make(map[sandbox.ID]string), free: 100 << 30, total: 200 << 30,
 	}
 }
 

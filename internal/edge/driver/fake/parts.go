@@ -129,6 +129,9 @@ func (n *Networks) Refused(sandbox.ID) (network.Refusals, error) {
 }
 
 func (n *Networks) Release(ctx context.Context, id sandbox.ID) error {
+	n.h.mu.Lock()
+	delete(n.h.policy, id)
+	n.h.mu.Unlock()
 	return n.drop(ctx, "Release", id)
 }
 
