@@ -155,7 +155,7 @@ func TestMalformedRequests(t *testing.T) {
 		"little memory":       {createPath, "application/json", `{"spec":{"image":"base","limits":{"memoryBytes":"1"}}}`, 400},
 		"name as path":        {createPath, "application/json", `{"spec":{"image":"../../etc/passwd"}}`, 400},
 		"forged digest":       {createPath, "application/json", `{"spec":{"image":"base@sha256:` + strings.Repeat("0", 64) + `"}}`, 404},
-		"rule that is true":   {createPath, "application/json", `{"spec":{"image":"base","networkRules":{"pypi":true}}}`, 501},
+		"rule that is true":   {createPath, "application/json", `{"spec":{"image":"base","networkRules":{"pypi":true}}}`, 404},
 		"long key":            {createPath, "application/json", `{"spec":{"image":"base"},"idempotencyKey":"` + strings.Repeat("k", 129) + `"}`, 400},
 		"wrong content type":  {createPath, "text/plain", `{}`, 415},
 		"form":                {createPath, "application/x-www-form-urlencoded", `a=b`, 415},

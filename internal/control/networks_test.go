@@ -1,8 +1,10 @@
 package control_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -10,8 +12,11 @@ import (
 
 	dsecv1 "dsec/api/dsec/v1"
 	"dsec/api/dsec/v1/dsecv1connect"
+	edgev1 "dsec/api/edge/v1"
+	"dsec/internal/control/edgetest"
 	"dsec/internal/control/iam"
 	"dsec/internal/control/store"
+	"dsec/internal/startspec"
 )
 
 func (p *platform) networks() dsecv1connect.NetworkServiceClient {
@@ -129,4 +134,83 @@ func TestWhoMayChangeServices(t *testing.T) {
 	if log := p.log.String(); !strings.Contains(log, "network service defined") || !strings.Contains(log, "principal=admin") {
 		t.Error("the log does not say who defined a service")
 	}
+}
+
+// What rules stand for goes to the edge; sandboxes keep it when the service changes.
+func TestNetworkRulesReachTheEdge(t *testing.T) {
+	p := start(t, nil)
+	p.publish("base", "base:latest", "")
+	ok(t, p.define("pypi", endpoint("pypi.org", 443)))
+	var mu sync.Mutex
+	var got []*edgev1.NetworkRule
+	p.edges[0].Set(func(h *edgetest.Hooks) {
+		h.Create = func(_ context.Context, r *edgev1.CreateSandbox) error {
+			mu.Lock()
+			defer mu.Unlock()
+			got = r.GetNetwork()
+			return nil
+		}
+	})
+	sent := func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		var all []string
+		for _, r := range got {
+			text := fmt.Sprintf("%s=%v:", r.GetRule(), r.GetAllowed())
+			for _, e := range startspec.Endpoints(r.GetEndpoints()) {
+				text += " " + e.String()
+			}
+			all = append(all, text)
+		}
+		return strings.Join(all, ", ")
+	}
+	_, err := p.create(&dsecv1.SandboxSpec{Image: "base", NetworkRules: map[string]bool{"pypi": true, "npm": false, "10.0.0.0/8:80": true}}, "")
+	ok(t, err)
+	if want := "10.0.0.0/8:80=true: 10.0.0.0/8:80, npm=false:, pypi=true: pypi.org:443"; sent() != want {
+		t.Errorf("sent %s; want %s", sent(), want)
+	}
+	ok(t, p.define("pypi", endpoint("mirror.example", 80)))
+	_, err = p.create(&dsecv1.SandboxSpec{Image: "base", NetworkRules: map[string]bool{"pypi": true}}, "")
+	ok(t, err)
+	if want := "pypi=true: mirror.example:80"; sent() != want {
+		t.Errorf("sent %s; want %s", sent(), want)
+	}
+	for _, c := range []struct {
+		rules  map[string]bool
+		reason string
+	}{
+		{map[string]bool{"nmp": true}, "unknown_network_service"},
+		{map[string]bool{"example.org": true}, "invalid_network_rule"},
+		{map[string]bool{"169.254.169.254:80": true}, "network_rule_forbidden"},
+		{map[string]bool{"pypi": true, "mirror.example:80": false}, "network_rules_conflict"},
+	} {
+		_, err := p.create(&dsecv1.SandboxSpec{Image: "base", NetworkRules: c.rules}, "")
+		wantReason(t, err, c.reason)
+		_, err = p.sandboxes().SetNetwork(t.Context(), connect.NewRequest(&dsecv1.SetNetworkRequest{SandboxId: "s", NetworkRules: c.rules}))
+		wantReason(t, err, c.reason)
+	}
+	_, err = p.create(&dsecv1.SandboxSpec{Image: "base", NetworkRules: map[string]bool{"nmp": true}}, "")
+	if !strings.Contains(err.Error(), "there are pypi.") {
+		t.Errorf("the error names no service that exists: %v", err)
+	}
+}
+
+func TestSetNetworkPassesThrough(t *testing.T) {
+	p := start(t, nil)
+	p.publish("base", "base:latest", "")
+	ok(t, p.define("pypi", endpoint("pypi.org", 443)))
+	id := p.mustCreate().GetId()
+	res, err := p.sandboxes().SetNetwork(t.Context(), connect.NewRequest(&dsecv1.SetNetworkRequest{SandboxId: id, NetworkRules: map[string]bool{"pypi": true}}))
+	ok(t, err)
+	if !res.Msg.GetSandbox().GetSpec().GetNetworkRules()["pypi"] {
+		t.Errorf("%v", res.Msg)
+	}
+	n, err := p.sandboxes().GetNetwork(t.Context(), connect.NewRequest(&dsecv1.GetNetworkRequest{SandboxId: id}))
+	ok(t, err)
+	if r := n.Msg.GetNetwork().GetRules(); len(r) != 1 || r[0].GetEndpoints()[0].GetHost() != "pypi.org" {
+		t.Errorf("%v", n.Msg)
+	}
+	other := dsecv1connect.NewSandboxServiceClient(p.as("default", iam.RoleReader), p.url)
+	_, err = other.SetNetwork(t.Context(), connect.NewRequest(&dsecv1.SetNetworkRequest{SandboxId: id}))
+	wantReason(t, err, "permission_denied")
 }

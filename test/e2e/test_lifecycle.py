@@ -259,7 +259,12 @@ async def test_idempotency_key(platform, args):
         ({"env": {"A=B": "c"}}, "invalid_argument", "invalid_env"),
         ({"labels": {"../x": "c"}}, "invalid_argument", "invalid_spec"),
         ({"backend": "microvm"}, "unimplemented", "unknown_backend"),
-        ({"networkRules": {"pypi": True}}, "unimplemented", "network_service_unavailable"),
+        ({"networkRules": {"no-such-service": True}}, "not_found", "unknown_network_service"),
+        ({"networkRules": {"example.org": True}}, "invalid_argument", "invalid_network_rule"),
+        ({"networkRules": {"169.254.169.254:80": True}}, "invalid_argument", "network_rule_forbidden"),
+        ({"networkRules": {"10.9.0.1:80": True, "10.0.0.0/8": False}}, "invalid_argument", "network_rules_conflict"),
+        ({"limits": {"networkBytesPerSecond": "1"}}, "invalid_argument", "invalid_spec"),
+        ({"limits": {"networkConnections": "-1"}}, "invalid_argument", "invalid_spec"),
     ],
 )
 def test_refused_create(platform, changes, code, why):

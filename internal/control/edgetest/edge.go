@@ -61,6 +61,7 @@ type box struct {
 	key     key
 	digest  string
 	layers  int
+	network []*edgev1.NetworkRule // that replaced those of its create
 	cancel  context.CancelFunc
 	wanted  bool
 }

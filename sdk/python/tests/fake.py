@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import fakenetworks
 import fakeviews
 from fakebox import Box, Process, get_file, put_file
 from fakehttp import Answer, ApiError, Fault, Request, gone, not_found
@@ -29,6 +30,7 @@ class Platform:
 
     def __init__(self, root: str, key: str = KEY) -> None:
         self.key = key
+        self.services: fakenetworks.Services = {}
         self.boxes: dict[str, Box] = {}
         self.calls: Counter[str] = Counter()
         self.connections = 0
@@ -298,6 +300,28 @@ class Platform:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def rpc_SetNetwork(self, m: dict[str, Any]) -> dict[str, Any]:
+        box = self._box(m["sandboxId"])
+        box.spec = {**box.spec, "networkRules": m["networkRules"]}
+        return {"sandbox": box.message()}
+
+    async def rpc_GetNetwork(self, m: dict[str, Any]) -> dict[str, Any]:
+        return {"network": fakenetworks.status(self._box(m["sandboxId"]).spec)}
+
+    async def rpc_PutService(self, m: dict[str, Any]) -> dict[str, Any]:
+        return fakenetworks.put(self.services, m)
+
+    async def rpc_GetService(self, m: dict[str, Any]) -> dict[str, Any]:
+        return {"service": fakenetworks.find(self.services, m["name"])}
+
+    async def rpc_ListServices(self, m: dict[str, Any]) -> dict[str, Any]:
+        return fakenetworks.page(self.services, m)
+
+    async def rpc_RemoveService(self, m: dict[str, Any]) -> dict[str, Any]:
+        fakenetworks.find(self.services, m["name"])
+        del self.services[m["name"]]
+        return {}
 
     async def rpc_GetMetrics(self, m: dict[str, Any]) -> dict[str, Any]:
         return fakeviews.metrics(self._box(m["sandboxId"]), 0)

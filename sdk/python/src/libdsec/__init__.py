@@ -22,6 +22,7 @@ from ._args import DSecContainerRunArgs, ExecProbe, HttpProbe, TcpProbe
 from ._async.client import DSecClient, RunResult
 from ._async.command import Command, Stdin
 from ._async.files import FileWatch
+from ._async.networks import Services
 from ._async.ports import Forward, HttpBody, HttpResponse, Port, PortStream
 from ._async.sandbox import Sandbox
 from ._async.session import Session
@@ -49,6 +50,7 @@ from ._errors import (
 )
 from ._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, FileType
 from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, SessionInfo, State, SystemInfo
+from ._networks import Endpoint, NetworkEndpoint, NetworkRule, NetworkStatus, RefusedTraffic, Service
 from ._version import VERSION as __version__
 from ._views import CommandEndedEvent, EdgeLost, Metrics, SandboxEvent, Synced, WatchEvent
 
@@ -69,9 +71,11 @@ __all__ = [
     "PortStream",
     "FileWatch",
     "Process",
+    "Services",
     "Watch",
     # what methods take
     "Content",
+    "Endpoint",
     "ExecProbe",
     "HttpBody",
     "HttpProbe",
@@ -92,10 +96,15 @@ __all__ = [
     "FileType",
     "Limits",
     "Metrics",
+    "NetworkEndpoint",
+    "NetworkRule",
+    "NetworkStatus",
     "Node",
     "Reason",
+    "RefusedTraffic",
     "SandboxEvent",
     "SandboxInfo",
+    "Service",
     "SessionInfo",
     "State",
     "Synced",

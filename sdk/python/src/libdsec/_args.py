@@ -115,7 +115,11 @@ class DSecContainerRunArgs:
         ttl_running_stop: Idle time in seconds after which the sandbox is stopped; a running command is activity.
             None: the platform's default (1 h).
         lifetime: Seconds after which it is stopped whatever it does. None: the platform's default (24 h).
-        network_rules: Service name -> allowed. What is not named is denied.
+        inodes_limit: Files in the writable layer. None: as many as the disk has room for.
+        network_bytes_per_second: To the outside, and as many from there. None: no cap.
+        network_connections_limit: To the outside at a time. None: the platform's default (1024).
+        network_rules: What it may reach -> True; False denies, whatever else is allowed. Keys are names of services
+            (``DSecClient.services``), ``"host:port"`` or prefixes such as ``"10.0.0.0/8:443"``. What is not named is denied.
         init_user: Default user of commands: a name, a uid, ``"name:group"`` or ``"uid:gid"``. None: the image's, else root.
         workdir: Default working directory of commands, absolute. None: the image's, else ``/``.
         env: Environment variables of commands.
@@ -149,6 +153,9 @@ class DSecContainerRunArgs:
     hostname: str | None = None
     start: str | Sequence[str] | None = None
     ready_when: HttpProbe | TcpProbe | ExecProbe | None = None
+    inodes_limit: int | None = None
+    network_bytes_per_second: int | None = None
+    network_connections_limit: int | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -161,7 +168,14 @@ class DSecContainerRunArgs:
             optional_text(name, getattr(self, name))
         if isinstance(self.toolkits, str) or not all(isinstance(t, str) and t for t in self.toolkits):
             raise invalid("toolkits must be a sequence of names")
-        for name in ("memory_limit_mb", "pids_limit", "disk_limit_mb"):
+        for name in (
+            "memory_limit_mb",
+            "pids_limit",
+            "disk_limit_mb",
+            "inodes_limit",
+            "network_bytes_per_second",
+            "network_connections_limit",
+        ):
             positive_int(name, getattr(self, name))
         positive("cpu_cores_limit", self.cpu_cores_limit)
         positive("ttl_running_stop", self.ttl_running_stop)
@@ -171,7 +185,7 @@ class DSecContainerRunArgs:
         if not isinstance(self.network_rules, Mapping) or not all(
             isinstance(k, str) and isinstance(v, bool) for k, v in self.network_rules.items()
         ):
-            raise invalid('network_rules must map service names to True or False, for example {"pypi": False}')
+            raise invalid('network_rules must map services, hosts or prefixes to True or False, for example {"pypi": True}')
         if self.start is not None:
             plain_command(self.start)
         if self.ready_when is not None:
@@ -189,6 +203,9 @@ class DSecContainerRunArgs:
             "cpuCores": self.cpu_cores_limit,
             "pids": _scaled(self.pids_limit, 1),
             "diskBytes": _scaled(self.disk_limit_mb, MIB),
+            "inodes": _scaled(self.inodes_limit, 1),
+            "networkBytesPerSecond": _scaled(self.network_bytes_per_second, 1),
+            "networkConnections": _scaled(self.network_connections_limit, 1),
         }
         spec: dict[str, Any] = {
             "image": self.container_image,

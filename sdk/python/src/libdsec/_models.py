@@ -54,12 +54,15 @@ class Reason:
 
 @dataclass(frozen=True)
 class Limits:
-    """Hard limits of a sandbox, in bytes, cores and tasks."""
+    """Hard limits of a sandbox, in bytes, cores, tasks, files, bytes per second and connections; 0: none of its own."""
 
     memory_bytes: int
     cpu_cores: float
     pids: int
     disk_bytes: int
+    inodes: int = 0
+    network_bytes_per_second: int = 0
+    network_connections: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,9 @@ class SandboxInfo:
                 real(limits, "cpuCores"),
                 number(limits, "pids"),
                 number(limits, "diskBytes"),
+                number(limits, "inodes"),
+                number(limits, "networkBytesPerSecond"),
+                number(limits, "networkConnections"),
             ),
             user=text(spec, "user"),
             workdir=text(spec, "workdir"),

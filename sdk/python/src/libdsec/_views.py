@@ -23,6 +23,8 @@ class Metrics:
         oom_kills: processes that were killed because nothing could be.
         pids, pids_limit, pids_limit_hits: tasks (processes and threads), and how often one more was refused.
         network_rx_bytes: received by the sandbox, without its loopback.
+        network_refused_packets: see ``Sandbox.network``.
+        network_connections: to the outside, now.
         aether_memory_bytes: of the platform's part in the sandbox, which its limit does not count.
         unavailable: names of the attributes that this host cannot measure; they are 0.
     """
@@ -49,6 +51,8 @@ class Metrics:
     network_tx_bytes: int
     network_rx_packets: int
     network_tx_packets: int
+    network_refused_packets: int
+    network_connections: int
     aether_memory_bytes: int
     unavailable: tuple[str, ...]
 

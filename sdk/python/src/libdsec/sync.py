@@ -30,9 +30,11 @@ from ._errors import (
 )
 from ._files import FileChange, FileEntry, FileEvent, FileEventKind, FilePath, FileType
 from ._models import ArchiveResult, CommandResult, FileInfo, Limits, Node, Reason, SandboxInfo, SessionInfo, State, SystemInfo
+from ._networks import Endpoint, NetworkEndpoint, NetworkRule, NetworkStatus, RefusedTraffic, Service
 from ._sync.client import DSecClient, RunResult
 from ._sync.command import Command, Stdin
 from ._sync.files import FileWatch
+from ._sync.networks import Services
 from ._sync.ports import Forward, HttpBody, HttpResponse, Port, PortStream
 from ._sync.sandbox import Sandbox
 from ._sync.session import Session
@@ -60,9 +62,11 @@ __all__ = [
     "PortStream",
     "FileWatch",
     "Process",
+    "Services",
     "Watch",
     # what methods take
     "Content",
+    "Endpoint",
     "ExecProbe",
     "HttpBody",
     "HttpProbe",
@@ -83,10 +87,15 @@ __all__ = [
     "FileType",
     "Limits",
     "Metrics",
+    "NetworkEndpoint",
+    "NetworkRule",
+    "NetworkStatus",
     "Node",
     "Reason",
+    "RefusedTraffic",
     "SandboxEvent",
     "SandboxInfo",
+    "Service",
     "SessionInfo",
     "State",
     "Synced",

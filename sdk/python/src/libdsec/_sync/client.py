@@ -27,6 +27,7 @@ from .._models import SandboxInfo, State, SystemInfo, bad_response, items, numbe
 from .._wire import error_from_failure
 from .api import Api
 from .command import Command, new_id
+from .networks import Services
 from .sandbox import Sandbox
 from .watch import Completed, Watch, as_completed, watch_request
 
@@ -74,6 +75,9 @@ class DSecClient:
     by an exception (cancellation and Ctrl-C included), and when the interpreter ends by an unhandled exception or Ctrl-C.
     ``Sandbox.detach`` exempts one. A process that ends in order, ``sys.exit(0)`` included, leaves them running.
 
+    Attributes:
+        services: what network rules may name.
+
     Args:
         url: ``http://host:port``, ``https://…`` or ``unix:///path``.
         api_key: bearer token.
@@ -93,6 +97,7 @@ class DSecClient:
             raise invalid("give url and api_key, or config, not both")
         self.config = config
         self._api = Api(config)
+        self.services = Services(self._api)
         self._owned = _guard.Owned(config)
         self._batches: set[_Batch] = set()
 
@@ -150,11 +155,12 @@ class DSecClient:
 
         Raises:
             InvalidArgumentError: before any request where that can be told.
-            NotFoundError: no such image, workspace or toolkit (``environment_not_found``).
+            NotFoundError: no such image, workspace or toolkit (``environment_not_found``), or network service
+                (``unknown_network_service``).
             ResourceExhaustedError: no capacity, or the quota is used up; may succeed later.
             DSecTimeoutError: it was not ready in time.
             AlreadyExistsError: the key was used with other arguments (``idempotency_key_reused``).
-            UnsupportedError: the platform cannot grant what was asked for, for example a network service.
+            UnsupportedError: the platform cannot grant what was asked for, for example a limit of inodes.
             UnavailableError: the platform cannot be reached.
         """
         positive("timeout", timeout)

@@ -18,6 +18,7 @@ from .._tar import pack_contents
 from . import command as commands
 from .command import Command, Stdin, input_of
 from .files import FileOperations
+from .networks import Networking
 from .ports import DEFAULT_TIMEOUT, HttpBody, HttpResponse, Port, fetch
 from .session import Session, create_session, list_sessions
 from .terminal import Terminal
@@ -32,7 +33,7 @@ STOP_WAIT = 60.0
 SKEW = 600.0  # by how much this machine's clock may be wrong
 
 
-class Sandbox(FileOperations, Views):
+class Sandbox(FileOperations, Views, Networking):
     """A sandbox of the platform. Made by ``DSecClient.run_container`` and ``get_sandbox``, never directly.
 
     As a context manager it is stopped at the end of the block. All methods may be used at the same time.
