@@ -26,6 +26,8 @@ const (
 	// Byte streams beyond so many at once have smaller windows: what waits in all of them must fit into this process's memory.
 	fullWindows  = 16
 	scarceWindow = 64 << 10
+	// So many writes of files at once have wider ones.
+	wideWindows = 4
 )
 
 var errAuth = errors.New("authentication failed")
@@ -42,6 +44,7 @@ type session struct {
 	commands  map[uint32]*command
 	transfers map[uint32]transfer
 	dials     int            // of these, connections to ports
+	wide      int            // and writes of files with wide windows
 	wg        sync.WaitGroup // transfers
 }
 
@@ -276,6 +279,7 @@ func (s *session) transfer(stream uint32, t transfer) {
 	full, most := len(s.transfers)-s.dials >= maxTransfers, maxTransfers
 	b, _ := t.(*byteStream)
 	dial := b != nil && b.req.GetDial() != nil
+	wide := false
 	if dial {
 		full, most = s.dials >= maxDials, maxDials
 	}
@@ -287,6 +291,11 @@ func (s *session) transfer(stream uint32, t transfer) {
 			b.limit(dialWindow(s.dials))
 		} else if n := len(s.transfers) - s.dials; b != nil && n > fullWindows {
 			b.limit(scarceWindow)
+		}
+		if w, ok := t.(*writeTransfer); ok && w.whole() && s.wide < wideWindows {
+			s.wide++
+			wide = true
+			w.widen()
 		}
 	}
 	s.mu.Unlock()
@@ -303,11 +312,14 @@ func (s *session) transfer(stream uint32, t transfer) {
 			s.postError(stream, f)
 		}
 		s.forget(stream)
+		s.mu.Lock()
 		if dial {
-			s.mu.Lock()
 			s.dials--
-			s.mu.Unlock()
 		}
+		if wide {
+			s.wide--
+		}
+		s.mu.Unlock()
 		s.flush()
 	})
 }
@@ -331,6 +343,14 @@ func (s *session) Data(stream uint32, channel uint8, offset uint64, b []byte, fl
 	}
 	if !ok {
 		return wire.ErrProtocol
+	}
+	return nil
+}
+
+// Place finds room for content and bytes of streams. See wire.Placer.
+func (s *session) Place(stream uint32, n int) []byte {
+	if t, ok := s.transferOf(stream).(interface{ Place(int) []byte }); ok && s.authenticated {
+		return t.Place(n)
 	}
 	return nil
 }

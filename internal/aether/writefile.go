@@ -1,10 +1,7 @@
 package aether
 
 import (
-	"bytes"
-	"crypto/sha256"
 	"errors"
-	"hash"
 	"os"
 	"path"
 
@@ -28,6 +25,15 @@ func newWriteTransfer(s *session, stream uint32, req *aetherv1.WriteFile) *write
 	return &writeTransfer{s: s, stream: stream, req: req, Duplex: wire.NewDuplex(s.conn, stream, wire.Stdin, wire.Stdin, 0)}
 }
 
+// whole reports whether nobody sees the file before it is complete.
+func (t *writeTransfer) whole() bool { return !t.req.Append && !t.req.InPlace }
+
+// widen lets more content be under way. Call it before any can arrive.
+func (t *writeTransfer) widen() {
+	t.SetWindow(wire.WideWindow)
+	t.s.post(wire.MsgOpened, t.stream, &aetherv1.Opened{Window: wire.WideWindow})
+}
+
 // Ack is a violation: content goes one way.
 func (t *writeTransfer) Ack(uint8, uint64, bool) error { return wire.ErrProtocol }
 
@@ -35,25 +41,25 @@ func (t *writeTransfer) cancel() { t.Fail(errCanceled) }
 
 func (t *writeTransfer) run() *failure {
 	defer t.cancel() // what arrives late finds a stream that takes nothing
-	size, sum, err := t.write()
+	size, err := t.write()
 	if errors.Is(err, errCanceled) {
 		return nil
 	}
 	if err != nil {
 		return asDiskFailure("write "+clip(string(t.req.Path), 256), err, string(t.req.Path))
 	}
-	t.s.post(wire.MsgWriteDone, t.stream, &aetherv1.WriteDone{Size: size, Sha256: sum})
+	t.s.post(wire.MsgWriteDone, t.stream, &aetherv1.WriteDone{Size: size})
 	return nil
 }
 
-func (t *writeTransfer) write() (size uint64, sum []byte, err error) {
+func (t *writeTransfer) write() (size uint64, err error) {
 	acc, err := t.s.srv.accts.lookup(t.req.User)
 	if err != nil {
-		return 0, nil, err
+		return 0, err
 	}
 	n, err := prepare(t.req, acc)
 	if err != nil {
-		return 0, nil, err
+		return 0, err
 	}
 	defer func() {
 		_ = n.file.Close() // errors of writing have been seen by then
@@ -63,26 +69,30 @@ func (t *writeTransfer) write() (size uint64, sum []byte, err error) {
 	}()
 	if t.s.srv.pool != nil { // else nothing is charged to anybody
 		if err := checkDisk(n.file); err != nil {
-			return 0, nil, err
+			return 0, err
 		}
 	}
-	in := &content{file: n.file, sum: sha256.New(), most: t.req.Size}
-	if _, err = t.WriteTo(in); err != nil {
-		return 0, nil, err
+	in := &content{file: n.file, most: t.req.Size}
+	if t.whole() {
+		err = t.Gather(in.writeAll)
+	} else {
+		_, err = t.WriteTo(in) // what has arrived is in the file, however much it is
 	}
-	sum = in.sum.Sum(nil)
-	if err := t.check(in.size, sum); err != nil {
-		return 0, nil, err
+	if err != nil {
+		return 0, err
 	}
-	return in.size, sum, n.finish(t.req, acc, in.size)
+	if t.req.Size >= 0 && in.size != uint64(t.req.Size) {
+		return 0, failf(aetherv1.Code_CODE_DIGEST, "%d bytes arrived of the announced %d", in.size, t.req.Size)
+	}
+	return in.size, n.finish(t.req, acc, in.size)
 }
 
 // content takes what arrives of a file.
 type content struct {
-	file *os.File
-	sum  hash.Hash
-	size uint64
-	most int64 // what was announced; -1 = nothing was
+	file   *os.File
+	direct bool // it is open with O_DIRECT
+	size   uint64
+	most   int64 // what was announced; -1 = nothing was
 }
 
 func (c *content) Write(b []byte) (int, error) {
@@ -90,19 +100,40 @@ func (c *content) Write(b []byte) (int, error) {
 	if err != nil {
 		return n, err
 	}
-	_, _ = c.sum.Write(b) // a hash never fails
-	if c.size += uint64(n); c.most >= 0 && c.size > uint64(c.most) {
-		return n, failf(aetherv1.Code_CODE_DIGEST, "more content than the announced %d bytes", c.most)
-	}
-	return n, nil
+	return n, c.add(n)
 }
 
-func (t *writeTransfer) check(size uint64, sum []byte) error {
-	if t.req.Size >= 0 && size != uint64(t.req.Size) {
-		return failf(aetherv1.Code_CODE_DIGEST, "%d bytes arrived of the announced %d", size, t.req.Size)
+func (c *content) add(n int) error {
+	if c.size += uint64(n); c.most >= 0 && c.size > uint64(c.most) {
+		return failf(aetherv1.Code_CODE_DIGEST, "more content than the announced %d bytes", c.most)
 	}
-	if len(t.req.Sha256) > 0 && !bytes.Equal(sum, t.req.Sha256) {
-		return failf(aetherv1.Code_CODE_DIGEST, "the content's SHA-256 differs from the announced one")
+	return nil
+}
+
+// writeAll writes what makes a file as a whole.
+func (c *content) writeAll(pieces [][]byte) error {
+	c.pass(pieces)
+	for len(pieces) > 0 {
+		n, err := unix.Writev(int(c.file.Fd()), pieces)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil && c.direct:
+			c.setDirect(false) // it refuses more at once than what is left of a quota, and what is not aligned
+			continue
+		case err != nil:
+			return err
+		}
+		if err := c.add(n); err != nil {
+			return err
+		}
+		for n > 0 {
+			k := min(n, len(pieces[0]))
+			if pieces[0] = pieces[0][k:]; len(pieces[0]) == 0 {
+				pieces = pieces[1:]
+			}
+			n -= k
+		}
 	}
 	return nil
 }

@@ -103,7 +103,7 @@ func BtrfsSync(root *os.File) error { return ioctlPtr(root, "btrfs sync", btrfsI
 // anything to the host. Freed space goes back to the backing file in the background.
 func MountBtrfs(device, target string) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOATIME
-	err := retryEINTR(func() error { return unix.Mount(device, target, "btrfs", flags, "discard=async") })
+	err := retryEINTR(func() error { return unix.Mount(device, target, "btrfs", flags, "discard=async,nodatasum") })
 	if err != nil {
 		return fmt.Errorf("mount btrfs %s at %s: %w", device, target, err)
 	}

@@ -11,30 +11,6 @@ import (
 // ErrBroken is what a Write gets once the other side takes nothing more.
 var ErrBroken = errors.New("the other side reads no more")
 
-// chunks hold what has arrived and was not read. A stream at rest holds none.
-var chunks = sync.Pool{New: func() any { return &chunk{data: make([]byte, MaxData)} }}
-
-type chunk struct {
-	data       []byte
-	start, end int
-}
-
-// chunk is room for what arrives: little where little may arrive.
-func (d *Duplex) chunk() *chunk {
-	if d.window < MaxData {
-		return &chunk{data: make([]byte, d.window)}
-	}
-	c := chunks.Get().(*chunk)
-	c.start, c.end = 0, 0
-	return c
-}
-
-func (d *Duplex) put(c *chunk) {
-	if len(c.data) == MaxData {
-		chunks.Put(c)
-	}
-}
-
 // A Duplex is a stream of bytes in each direction on one stream id, with credit of its own in each, like a TCP connection:
 // each side ends its direction alone. Whoever handles the Conn's frames gives it those of its stream (Data, Ack), and fails it
 // when the connection or the request ends. Nothing is buffered for sending: a Write waits until all has gone to the
@@ -53,12 +29,14 @@ type Duplex struct {
 	changed chan struct{} // closed at the next change; nil while nobody waits
 	err     error         // it is over, in both directions
 
+	placed    *chunk   // what is being read into
 	queue     []*chunk // what arrived and was not read
 	arrived   uint64
 	read      uint64
 	acked     uint64
-	ended     bool // by the other side
-	deaf      bool // by us
+	enough    uint64 // bytes that whoever reads waits for, if not any
+	ended     bool   // by the other side
+	deaf      bool   // by us
 	readLimit time.Time
 
 	pending    []byte // of the Write that waits
@@ -110,9 +88,13 @@ func (d *Duplex) Data(channel uint8, offset uint64, b []byte, flags Flags) error
 	}
 	d.arrived += uint64(len(b))
 	d.ended = flags&End != 0
+	placed := d.arrive(b)
 	if d.err != nil || d.deaf {
 		d.acked = d.arrived
 		return nil
+	}
+	if placed {
+		b = nil
 	}
 	for len(b) > 0 {
 		var c *chunk
@@ -127,7 +109,9 @@ func (d *Duplex) Data(channel uint8, offset uint64, b []byte, flags Flags) error
 		c.end += n
 		b = b[n:]
 	}
-	d.notify()
+	if d.ended || d.arrived-d.read >= d.enough {
+		d.notify()
+	}
 	return nil
 }
 

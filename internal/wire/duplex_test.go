@@ -25,6 +25,7 @@ func (f *feed) Message(Type, uint32, []byte) error { f.done <- struct{}{}; retur
 func (f *feed) Data(_ uint32, ch uint8, off uint64, b []byte, fl Flags) error {
 	return f.d.Data(ch, off, b, fl)
 }
+func (f *feed) Place(_ uint32, n int) []byte { return f.d.Place(n) }
 func (f *feed) Ack(_ uint32, ch uint8, off uint64, broken bool) error {
 	return f.d.Ack(ch, off, broken)
 }
@@ -86,6 +87,69 @@ func TestDuplexBothWays(t *testing.T) {
 			})
 		}
 		wg.Wait()
+	}
+}
+
+func TestGather(t *testing.T) {
+	for _, window := range []uint64{1000, Window, WideWindow} {
+		e, _ := newEnds(t, window)
+		sent := make(chan [32]byte, 1)
+		go func() {
+			r := rand.New(rand.NewPCG(1, 2))
+			h := sha256.New()
+			for range 100 {
+				p := make([]byte, []int{1, 5000, MaxData, 4 * MaxData}[r.IntN(4)])
+				p[0] = byte(r.Uint32())
+				h.Write(p)
+				if _, err := e.a.Write(p); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := e.a.CloseWrite(); err != nil {
+				t.Error(err)
+			}
+			sent <- [32]byte(h.Sum(nil))
+		}()
+		h := sha256.New()
+		last := false
+		err := e.b.Gather(func(pieces [][]byte) error {
+			size := 0
+			for _, p := range pieces {
+				h.Write(p)
+				size += len(p)
+			}
+			if last {
+				t.Error("something came after less than was to be waited for")
+			}
+			last = uint64(size) < window/4
+			return nil
+		})
+		if err != nil || [32]byte(h.Sum(nil)) != <-sent {
+			t.Errorf("window %d: %v, or other bytes", window, err)
+		}
+	}
+}
+
+func TestGatherEnds(t *testing.T) {
+	boom := errors.New("boom")
+	e, _ := newEnds(t, 0)
+	if _, err := e.a.Write(make([]byte, Window)); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.b.Gather(func([][]byte) error { return boom }); !errors.Is(err, boom) {
+		t.Errorf("the receiver failed, and Gather gave %v", err)
+	}
+	e, _ = newEnds(t, 0)
+	if _, err := e.a.Write(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- e.b.Gather(func([][]byte) error { t.Error("10 bytes are not enough"); return nil })
+	}()
+	e.b.Fail(boom)
+	if err := <-done; !errors.Is(err, boom) {
+		t.Errorf("the stream failed, and Gather gave %v", err)
 	}
 }
 

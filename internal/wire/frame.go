@@ -12,6 +12,7 @@ const (
 	MaxData    = 64 << 10  // payload of a data frame after its offset
 	MaxControl = 1 << 20   // payload of one frame of a message
 	Window     = 256 << 10 // how far a sender of data may be beyond what was acknowledged
+	WideWindow = 1 << 20   // the same for content of files, where the receiver says so
 
 	offsetLen = 8
 )

@@ -15,6 +15,12 @@ type Handler interface {
 	Ack(stream uint32, channel uint8, offset uint64, broken bool) error
 }
 
+// A Placer is a Handler that has room of its own for data. Place is asked before the n bytes of a data frame are read, and they
+// are read into what it returns, which is what Data gets then; nil is no room. Data may never be called: the connection may end.
+type Placer interface {
+	Place(stream uint32, n int) []byte
+}
+
 const readBuffer = 8 << 10
 
 // reader cuts a byte stream into frames. It holds at most one partial message.
@@ -53,6 +59,11 @@ func (r *reader) next(h Handler) error {
 		return err
 	}
 	_, _ = r.br.Discard(HeaderLen) // cannot fail: it was peeked
+	if hd.Type == typeData && hd.Length > readBuffer {
+		if placed, err := r.place(h, hd); placed {
+			return err
+		}
+	}
 	payload, inBuffer, err := r.payload(int(hd.Length))
 	if err != nil {
 		return fmt.Errorf("read payload: %w", err)
@@ -81,6 +92,31 @@ func (r *reader) checkOrder(hd Header) error {
 		return violation("message over %d bytes", r.maxMessage)
 	}
 	return nil
+}
+
+// place reads a data frame into its receiver's own room, if that has any.
+func (r *reader) place(h Handler, hd Header) (bool, error) {
+	p, ok := h.(Placer)
+	if !ok {
+		return false, nil
+	}
+	n := int(hd.Length) - offsetLen
+	room := p.Place(hd.Stream, n)
+	if room == nil {
+		return false, nil
+	}
+	var at [offsetLen]byte
+	_, err := io.ReadFull(r.br, at[:])
+	if err == nil {
+		_, err = io.ReadFull(r.br, room[:n])
+	}
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return true, fmt.Errorf("read payload: %w", err)
+	}
+	return true, h.Data(hd.Stream, hd.Flags&flagChannel, binary.BigEndian.Uint64(at[:]), room[:n], Flags(hd.Flags)&(End|Push))
 }
 
 // payload returns n bytes, from bufio's own buffer if they fit.

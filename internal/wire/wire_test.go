@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -342,6 +343,10 @@ func FuzzReader(f *testing.F) {
 	f.Add(appendMessage(nil, MsgStart, 1, []byte("x")))
 	f.Add(append(appendData(nil, 3, Stdout, 5, End|Push, 2), "ab"...))
 	f.Add(appendAck(nil, 1<<31, Script, 1<<63, true))
+	for _, stream := range []uint32{4, 5} {
+		f.Add(append(appendData(nil, stream, Stdin, 5, End, MaxData), make([]byte, MaxData)...))
+		f.Add(append(appendData(nil, stream, Stdin, 5, End, MaxData), make([]byte, readBuffer)...))
+	}
 	f.Add(append(Header{Type: MsgStart, Flags: flagMore, Stream: 1, Length: 3}.Append(nil), "abc"...))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		const maxMessage = 1 << 16
@@ -364,7 +369,38 @@ func FuzzReader(f *testing.F) {
 		if err != io.EOF && !errors.Is(err, ErrProtocol) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%v", err)
 		}
+		p := &placer{}
+		r = newReader(bytes.NewReader(in), maxMessage)
+		var perr error
+		for perr == nil {
+			perr = r.next(p)
+		}
+		if !slices.Equal(p.events, rec.events) || perr.Error() != err.Error() {
+			t.Errorf("with room of its own: %d events, %v; without: %d, %v", len(p.events), perr, len(rec.events), err)
+		}
 	})
+}
+
+// placer is a recorder with room of its own.
+type placer struct {
+	recorder
+	room []byte
+}
+
+func (p *placer) Place(stream uint32, n int) []byte {
+	if stream%2 == 0 {
+		return nil
+	}
+	p.room = make([]byte, n)
+	return p.room
+}
+
+func (p *placer) Data(stream uint32, channel uint8, offset uint64, b []byte, flags Flags) error {
+	if p.room != nil && &p.room[0] != &b[0] {
+		return errors.New("data was read to elsewhere")
+	}
+	p.room = nil
+	return p.recorder.Data(stream, channel, offset, b, flags)
 }
 
 func FuzzHeader(f *testing.F) {

@@ -269,6 +269,9 @@ async def test_full_disk(new_sandbox: New) -> None:
         assert not await s.file_exists("/more")
         assert ".dsec" not in await out(s, "find / -xdev -name '.dsec-*'")
         await s.remove_file("/rest")  # what is full can be emptied
+        with pytest.raises(ResourceExhaustedError, match="remove files"):
+            await s.write_file("/large", bytes(60 << 20))  # it begins to fit
+        assert ".dsec" not in await out(s, "find / -xdev -name '.dsec-*'")
         await s.write_file("/more", bytes(1 << 20))
 
 

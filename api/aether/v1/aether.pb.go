@@ -1175,6 +1175,9 @@ func (x *FileInfo) GetLength() uint64 {
 	return 0
 }
 
+// WriteFile is answered by WriteDone, after the content's end, or Error. Opened before that says that more content may be under
+// way than wire.Window. Whether the content is what it should be is the edge's to know: it cancels what is not, and does
+// not send its end.
 type WriteFile struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Path        []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -1182,7 +1185,6 @@ type WriteFile struct {
 	User        string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`  // owner of a new file, and with whose rights
 	MakeParents bool                   `protobuf:"varint,4,opt,name=make_parents,json=makeParents,proto3" json:"make_parents,omitempty"`
 	Size        int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`           // -1 = unknown
-	Sha256      []byte                 `protobuf:"bytes,6,opt,name=sha256,proto3" json:"sha256,omitempty"`        // of the content, if known
 	Exclusive   bool                   `protobuf:"varint,7,opt,name=exclusive,proto3" json:"exclusive,omitempty"` // refuse to replace
 	// Not atomic: append adds to the end of the file; in_place writes at offset and leaves the rest as it is, or with truncate
 	// ends the file after the last byte written. Both make a file that does not exist.
@@ -1259,13 +1261,6 @@ func (x *WriteFile) GetSize() int64 {
 	return 0
 }
 
-func (x *WriteFile) GetSha256() []byte {
-	if x != nil {
-		return x.Sha256
-	}
-	return nil
-}
-
 func (x *WriteFile) GetExclusive() bool {
 	if x != nil {
 		return x.Exclusive
@@ -1304,7 +1299,6 @@ func (x *WriteFile) GetTruncate() bool {
 type WriteDone struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Size          uint64                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`
-	Sha256        []byte                 `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1344,13 +1338,6 @@ func (x *WriteDone) GetSize() uint64 {
 		return x.Size
 	}
 	return 0
-}
-
-func (x *WriteDone) GetSha256() []byte {
-	if x != nil {
-		return x.Sha256
-	}
-	return nil
 }
 
 // Call asks for one thing, on a stream id of its own; the answer is Reply or Error.
@@ -3645,23 +3632,21 @@ const file_aether_v1_aether_proto_rawDesc = "" +
 	"\bmtime_ns\x18\x03 \x01(\x03R\amtimeNs\x12\x10\n" +
 	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x10\n" +
 	"\x03gid\x18\x05 \x01(\rR\x03gid\x12\x16\n" +
-	"\x06length\x18\x06 \x01(\x04R\x06length\"\x9b\x02\n" +
+	"\x06length\x18\x06 \x01(\x04R\x06length\"\x89\x02\n" +
 	"\tWriteFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12!\n" +
 	"\fmake_parents\x18\x04 \x01(\bR\vmakeParents\x12\x12\n" +
-	"\x04size\x18\x05 \x01(\x03R\x04size\x12\x16\n" +
-	"\x06sha256\x18\x06 \x01(\fR\x06sha256\x12\x1c\n" +
+	"\x04size\x18\x05 \x01(\x03R\x04size\x12\x1c\n" +
 	"\texclusive\x18\a \x01(\bR\texclusive\x12\x16\n" +
 	"\x06append\x18\b \x01(\bR\x06append\x12\x19\n" +
 	"\bin_place\x18\t \x01(\bR\ainPlace\x12\x16\n" +
 	"\x06offset\x18\n" +
 	" \x01(\x04R\x06offset\x12\x1a\n" +
-	"\btruncate\x18\v \x01(\bR\btruncate\"7\n" +
+	"\btruncate\x18\v \x01(\bR\btruncateJ\x04\b\x06\x10\a\"%\n" +
 	"\tWriteDone\x12\x12\n" +
-	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x16\n" +
-	"\x06sha256\x18\x02 \x01(\fR\x06sha256\"\xfb\x03\n" +
+	"\x04size\x18\x01 \x01(\x04R\x04sizeJ\x04\b\x02\x10\x03\"\xfb\x03\n" +
 	"\x04Call\x12+\n" +
 	"\x06resize\x18\x01 \x01(\v2\x11.aether.v1.ResizeH\x00R\x06resize\x12A\n" +
 	"\x0ecreate_session\x18\x02 \x01(\v2\x18.aether.v1.CreateSessionH\x00R\rcreateSession\x12>\n" +

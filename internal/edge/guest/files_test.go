@@ -20,7 +20,7 @@ func TestFiles(t *testing.T) {
 	w := newWorld(t)
 	c := w.connect()
 	ctx := testContext(t)
-	for _, size := range []int{0, 1, 18 << 10, 64<<10 + 1, 16 << 20} {
+	for _, size := range []int{0, 1, 18 << 10, 64<<10 + 1, 4 << 20, 16 << 20, 16<<20 + 4097} {
 		content := make([]byte, size)
 		if _, err := rand.Read(content); err != nil {
 			t.Fatal(err)

@@ -14,6 +14,8 @@
 //     reservations count at once.
 //   - Files are not shifted: what root inside writes belongs to uid 0 here, set-user-id bits included. So the mount is nosuid
 //     and nodev, and its root can be entered by root alone.
+//   - Data has no checksums: they would turn direct writes, by which aether brings large files, into buffered ones. See
+//     docs/decisions/0008-uppers-have-no-checksums-of-data.md.
 //   - Quotas may add up to more than the pool, and the pool's file to more than the disk. Free is what the edge's admission
 //     looks at: the least of what the pool and the disk under it still have, less a reserve of the disk, since the disk holds
 //     output, layers and the journal too.
