@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from platform_under_test import Platform, wait_for
+from platform_under_test import BIN, Platform, wait_for
 
 from libdsec import DSecError, InvalidArgumentError, NotFoundError, PermissionDeniedError, ResourceExhaustedError, Sandbox
 
@@ -159,6 +159,40 @@ async def test_large_files_take_no_memory(platform, new_sandbox, tmp_path):
         assert back.hexdigest() == digest
         for name, pid in pids.items():
             assert anonymous(pid) - before[name] < 32 * MIB, name
+
+
+@pytest.mark.long
+@pytest.mark.limit(1500)
+async def test_a_million_entries_take_no_memory(platform, new_sandbox):
+    """Listed through the SDK and at the command line, entry by entry."""
+    async with new_sandbox(disk_limit_mb=4096, memory_limit_mb=1024) as s:
+        fill = "import os\nfor d in range(100):\n os.makedirs(f'/many/{d}')\n for i in range(9999): os.mknod(f'/many/{d}/{i}')"
+        await output(s, f'python3 -c "{fill}"')
+        pids = {"up": platform.up.pid, "edge": platform.edge_pid(), "aether": platform.aether_pid(s.id), "us": os.getpid()}
+        before = {name: anonymous(pid) for name, pid in pids.items()}
+        count = 0
+        async for _ in s.list_files("/many", depth=-1):
+            count += 1
+        assert count == 1_000_000
+        for flag in ("-U", "-Ul", "--json"):
+            lines, most = await asyncio.to_thread(lines_of, platform, "files", "ls", "-R", flag, s.id, "/many")
+            assert lines == 1_000_000
+            assert most < 96 * MIB, flag  # with the program itself
+        for name, pid in pids.items():
+            assert anonymous(pid) - before[name] < 32 * MIB, name
+
+
+def lines_of(platform: Platform, *args: str) -> tuple[int, int]:
+    """How many lines the command line prints, and how much memory it has had at most."""
+    with subprocess.Popen([str(BIN / "dsec"), *args], env=platform.env, stdout=subprocess.PIPE) as p:
+        assert p.stdout is not None
+        lines = 0
+        while piece := p.stdout.read(MIB):
+            lines += piece.count(b"\n")
+        _, status, usage = os.wait4(p.pid, 0)
+        p.returncode = os.waitstatus_to_exitcode(status)
+    assert p.returncode == 0
+    return lines, usage.ru_maxrss << 10
 
 
 def anonymous(pid: int) -> int:

@@ -193,3 +193,20 @@ def test_many_small_files(platform: Platform, sandbox: str, tmp_path: Path) -> N
         (tmp_path / "many" / str(i)).write_text(str(i))
     platform.dsec("cp", tmp_path / "many", f"{sandbox}:/srv")
     assert inside(platform, sandbox, "cd /srv/many && ls | wc -l && cat 2999") == "3000\n2999"
+
+
+def test_extended_attributes(platform: Platform, sandbox: str, tmp_path: Path) -> None:
+    """Those of users are kept, both ways; others would give rights here, or mean nothing, and are told of."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f").write_text("x")
+    for at in ("d", "d/f"):
+        os.setxattr(tmp_path / at, "user.mine", b"a\0b")
+    platform.dsec("cp", tmp_path / "d", f"{sandbox}:/srv/")
+    assert inside(platform, sandbox, 'python3 -c \'import os; print(os.getxattr("/srv/d/f", "user.mine"))\'') == "b'a\\x00b'\n"
+    inside(platform, sandbox, 'python3 -c \'import os; os.setxattr("/srv/d/f", "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))\'')
+    tree = platform.dsec("cp", f"{sandbox}:/srv/d", tmp_path / "back")
+    one = platform.dsec("cp", f"{sandbox}:/srv/d/f", tmp_path / "one")
+    for got in (tmp_path / "back" / "f", tmp_path / "one"):
+        assert os.listxattr(got) == ["user.mine"]
+        assert os.getxattr(got, "user.mine") == b"a\0b"
+    assert "not kept, such as security.capability" in tree.stderr and "security.capability" in one.stderr
