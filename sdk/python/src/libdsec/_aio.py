@@ -185,7 +185,7 @@ async def connect(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: f
     try:
         _, stream = await asyncio.wait_for(dial, timeout)
     except asyncio.TimeoutError:
-        raise TimeoutError(f"no connection within {timeout:g} s") from None
+        raise TimeoutError(f"no connection within {timeout:g} s (connect_timeout)") from None
     return stream
 
 
@@ -196,9 +196,12 @@ class Duplex:
         self._reader = reader
         self._writer = writer
 
-    async def read(self, limit: int) -> bytes:
-        """Return bytes as soon as there are some, ``b""`` at the end."""
-        return await self._reader.read(limit)
+    async def read(self, limit: int, timeout: float | None = None) -> bytes:
+        """Return bytes as soon as there are some, ``b""`` at the end; TimeoutError if there is neither in ``timeout`` s."""
+        try:
+            return await asyncio.wait_for(self._reader.read(limit), timeout)
+        except asyncio.TimeoutError:
+            raise TimeoutError("nothing came") from None
 
     async def write(self, data: bytes) -> None:
         """Send all of it."""
@@ -233,7 +236,7 @@ async def open_duplex(endpoint: Endpoint, context: ssl.SSLContext | None, timeou
     try:
         return Duplex(*await asyncio.wait_for(dial, timeout))
     except asyncio.TimeoutError:
-        raise TimeoutError(f"no connection within {timeout:g} s") from None
+        raise TimeoutError(f"no connection within {timeout:g} s (connect_timeout)") from None
 
 
 async def together(*jobs: Callable[[], Awaitable[None]]) -> None:
@@ -324,7 +327,7 @@ class Slots:
 
 def _expire(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
-        waiter.set_exception(TimeoutError("no connection became free within the time allowed"))
+        waiter.set_exception(TimeoutError("no connection became free within request_timeout; see max_connections"))
 
 
 async def shielded(job: Callable[[float], Awaitable[None]], limit: float) -> None:

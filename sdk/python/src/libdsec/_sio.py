@@ -117,6 +117,13 @@ def connect(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) 
 
 
 def _open(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
+    try:
+        return _opened(endpoint, context, timeout)
+    except TimeoutError:
+        raise TimeoutError(f"no connection within {timeout:g} s (connect_timeout)") from None
+
+
+def _opened(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
     if endpoint.unix_path is not None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     else:
@@ -143,22 +150,26 @@ class Duplex:
         self._lock = threading.Lock()  # TLS takes one caller at a time
         sock.setblocking(False)
 
-    def _attempt(self, f: Callable[[], T]) -> T:
+    def _attempt(self, f: Callable[[], T], timeout: float | None = None) -> T:
+        deadline = None if timeout is None else monotonic() + timeout
         while True:
             try:
                 with self._lock:
                     return f()
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as e:
                 write = f == self._send or isinstance(e, ssl.SSLWantWriteError)
+            left = 1.0 if deadline is None else min(1.0, deadline - monotonic())
+            if left <= 0:
+                raise TimeoutError("nothing came")
             try:
-                _wait_for(self._sock, read=not write, write=write, timeout=1.0)
+                _wait_for(self._sock, read=not write, write=write, timeout=left)
             except ValueError:
                 raise ConnectionResetError("the connection was closed") from None
 
-    def read(self, limit: int) -> bytes:
-        """Return bytes as soon as there are some, ``b""`` at the end."""
+    def read(self, limit: int, timeout: float | None = None) -> bytes:
+        """Return bytes as soon as there are some, ``b""`` at the end; TimeoutError if there is neither in ``timeout`` s."""
         try:
-            return self._attempt(lambda: self._sock.recv(limit))
+            return self._attempt(lambda: self._sock.recv(limit), timeout)
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return b""
 
@@ -286,7 +297,7 @@ class Slots:
             if not given:
                 self._give_up(waiter)
         if not given:
-            raise TimeoutError("no connection became free within the time allowed")
+            raise TimeoutError("no connection became free within request_timeout; see max_connections")
 
     def _give_up(self, waiter: threading.Event) -> None:
         with self._lock:

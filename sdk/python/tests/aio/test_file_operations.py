@@ -164,6 +164,7 @@ async def test_a_hung_upload_ends(config: DSecConfig, platform: Platform) -> Non
     with pytest.raises(DSecTimeoutError) as caught:
         await sandbox.write_file("/f", bytes(64 << 20))
     assert caught.value.reason == "no_answer"
+    assert "0.3 s (stall_timeout)" in str(caught.value)
     await client.close()
 
 

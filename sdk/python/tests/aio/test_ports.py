@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
+
 import pytest
 from fake import Platform
 from fakehttp import Fault, Request
 from libdsec_api import DSecClient, Sandbox
 
-from libdsec import DSecConfig, DSecContainerRunArgs, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from libdsec import (
+    DSecConfig,
+    DSecContainerRunArgs,
+    DSecTimeoutError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 
 
 async def make(config: DSecConfig) -> tuple[DSecClient, Sandbox]:
@@ -154,4 +164,15 @@ async def test_connections_that_end_and_that_are_cut(config: DSecConfig, platfor
     async with await port.connect() as stream:
         with pytest.raises(UnavailableError, match="too long"):
             await stream.read()
+    await client.close()
+
+
+async def test_a_connection_that_is_never_answered(config: DSecConfig) -> None:
+    client, sandbox = await make(config)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        hung = DSecClient(config=replace(config, url=f"http://127.0.0.1:{deaf.getsockname()[1]}", request_timeout=0.3))
+        with pytest.raises(DSecTimeoutError, match=r"0\.3 s \(request_timeout\)") as caught:
+            await Sandbox(hung, sandbox.info).port(80).connect()
+        assert caught.value.reason == "no_answer"
+        await hung.close()
     await client.close()

@@ -137,6 +137,7 @@ async def test_silence_has_an_end(config: DSecConfig, platform: Platform) -> Non
     with pytest.raises(DSecTimeoutError) as caught:
         await info(api)
     assert caught.value.reason == "no_answer"
+    assert "1 s (request_timeout)" in str(caught.value)
     assert time.monotonic() - start < 30
     platform.fault("GetInfo", Fault(delay=60))
     assert await info(api, retry=True) == "0.1"  # the second attempt has a time of its own

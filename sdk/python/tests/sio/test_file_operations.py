@@ -165,6 +165,7 @@ def test_a_hung_upload_ends(config: DSecConfig, platform: Platform) -> None:
     with pytest.raises(DSecTimeoutError) as caught:
         sandbox.write_file("/f", bytes(64 << 20))
     assert caught.value.reason == "no_answer"
+    assert "0.3 s (stall_timeout)" in str(caught.value)
     client.close()
 
 

@@ -267,6 +267,7 @@ def test_many_files_that_hang_are_given_up(config: DSecConfig) -> None:
         with pytest.raises(DSecTimeoutError) as caught:
             Sandbox(hung, sandbox.info).write_files({"/f": bytes(32 << 20)})
         assert caught.value.reason == "no_answer"
+        assert "0.2 s (stall_timeout)" in str(caught.value)
         hung.close()
     client.close()
 

@@ -3,12 +3,22 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
+
 import pytest
 from fake import Platform
 from fakehttp import Fault, Request
 from libdsec_sync_api import DSecClient, Sandbox
 
-from libdsec import DSecConfig, DSecContainerRunArgs, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from libdsec import (
+    DSecConfig,
+    DSecContainerRunArgs,
+    DSecTimeoutError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 
 
 def make(config: DSecConfig) -> tuple[DSecClient, Sandbox]:
@@ -155,4 +165,15 @@ def test_connections_that_end_and_that_are_cut(config: DSecConfig, platform: Pla
     with port.connect() as stream:
         with pytest.raises(UnavailableError, match="too long"):
             stream.read()
+    client.close()
+
+
+def test_a_connection_that_is_never_answered(config: DSecConfig) -> None:
+    client, sandbox = make(config)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        hung = DSecClient(config=replace(config, url=f"http://127.0.0.1:{deaf.getsockname()[1]}", request_timeout=0.3))
+        with pytest.raises(DSecTimeoutError, match=r"0\.3 s \(request_timeout\)") as caught:
+            Sandbox(hung, sandbox.info).port(80).connect()
+        assert caught.value.reason == "no_answer"
+        hung.close()
     client.close()

@@ -138,6 +138,7 @@ def test_silence_has_an_end(config: DSecConfig, platform: Platform) -> None:
     with pytest.raises(DSecTimeoutError) as caught:
         info(api)
     assert caught.value.reason == "no_answer"
+    assert "1 s (request_timeout)" in str(caught.value)
     assert time.monotonic() - start < 30
     platform.fault("GetInfo", Fault(delay=60))
     assert info(api, retry=True) == "0.1"  # the second attempt has a time of its own

@@ -89,7 +89,7 @@ class Connection:
             if len(data) == head.length:
                 return data
             self.buffer = data
-        reader = BodyReader(self, head, stall)
+        reader = BodyReader(self, head, stall, "stall_timeout")
         parts: list[bytes] = []
         size = 0
         while True:
@@ -105,13 +105,14 @@ class Connection:
 class BodyReader:
     """Reads one body piece by piece."""
 
-    __slots__ = ("_chunks", "_conn", "_left", "_stall", "done")
+    __slots__ = ("_chunks", "_conn", "_left", "_stall", "_why", "done")
 
-    def __init__(self, conn: Connection, head: Head, stall: float) -> None:
+    def __init__(self, conn: Connection, head: Head, stall: float, why: str = "") -> None:
         self._conn = conn
         self._left = head.length
         self._chunks = ChunkedDecoder() if head.chunked else None
         self._stall = stall
+        self._why = why
         self.done = head.length == 0
 
     @property
@@ -124,7 +125,10 @@ class BodyReader:
         while not self.done:
             data, self._conn.buffer = self._conn.buffer, b""
             if not data:
-                data = await self._conn.stream.read(net.monotonic() + self._stall)
+                try:
+                    data = await self._conn.stream.read(net.monotonic() + self._stall)
+                except TimeoutError:
+                    raise _overdue("no byte came", self._stall, self._why) from None
                 if not data:
                     return self._end()
             piece = self._take(data)
@@ -166,7 +170,9 @@ class Response:
         self._conn: Connection | None = conn
         self._slot = slot
         self._reusable = reusable and head.keep_alive
-        self._body = BodyReader(conn, head, client.config.stall_timeout if stall is None else stall)
+        config = client.config
+        limit, why = (config.stall_timeout, "stall_timeout") if stall is None else (stall, "")
+        self._body = BodyReader(conn, head, limit, why)
 
     def header(self, name: str) -> str | None:
         """Return a header of the head, or, once the body was read to its end, of the trailer. ``name`` is in lower case."""
@@ -278,7 +284,7 @@ class HttpClient:
                     sent = await conn.stream.write(request, deadline)
                 else:
                     sent = await self._write_blocks(conn, request)
-                head = await conn.read_head(deadline)
+                head = await self._read_head(conn, limit, deadline)
                 stall = self.config.stall_timeout
                 data = await conn.read_all(head, stall if until is None else max(until - net.monotonic(), 0.01))
                 keep = sent and head.keep_alive
@@ -324,7 +330,8 @@ class HttpClient:
                 sent = await conn.stream.write(request, net.monotonic() + self.config.request_timeout)
                 if sent and body is not None:
                     sent = await self._send_body(conn, _apart(body()), length)
-                head = await conn.read_head(net.monotonic() + wait + self.config.request_timeout)
+                limit = wait + self.config.request_timeout
+                head = await self._read_head(conn, limit, net.monotonic() + limit)
             except OSError as e:
                 self.give_back(conn, reusable=False, slot=True)
                 if conn.reused and not conn.answered and isinstance(e, ConnectionError):
@@ -356,7 +363,7 @@ class HttpClient:
         try:
             await conn.write(ask.encode())
             while end < 0:
-                more = await conn.read(MAX_HEAD)
+                more = await self._first(conn)
                 data += more
                 end = data.find(b"\r\n\r\n") if more and len(data) <= 2 * MAX_HEAD else len(data)
             return conn, parse_head(data[:end]), data[end + 4 :]
@@ -382,6 +389,19 @@ class HttpClient:
         lines.append("\r\n")
         return "".join(lines).encode()
 
+    async def _read_head(self, conn: Connection, limit: float, deadline: float) -> Head:
+        try:
+            return await conn.read_head(deadline)
+        except TimeoutError:
+            raise _overdue("it did not begin", limit, "request_timeout") from None
+
+    async def _first(self, conn: net.Duplex) -> bytes:
+        limit = self.config.request_timeout
+        try:
+            return await conn.read(MAX_HEAD, limit)
+        except TimeoutError:
+            raise _overdue("it did not begin", limit, "request_timeout") from None
+
     async def _write_blocks(self, conn: Connection, data: bytes | memoryview) -> bool:
         """Write a long run of bytes, each block with its own deadline; False if the server answered meanwhile."""
         view = memoryview(data)
@@ -389,8 +409,11 @@ class HttpClient:
             await net.breathe()
             if conn.stream.readable:
                 return False
-            if not await conn.stream.write(view[start : start + WRITE_BLOCK], net.monotonic() + self.config.stall_timeout):
-                return False
+            try:
+                if not await conn.stream.write(view[start : start + WRITE_BLOCK], net.monotonic() + self.config.stall_timeout):
+                    return False
+            except TimeoutError:
+                raise _overdue("it took no byte", self.config.stall_timeout, "stall_timeout") from None
         return True
 
     async def _send_body(self, conn: Connection, pieces: AsyncIterable[bytes | memoryview], length: int | None) -> bool:
@@ -514,6 +537,11 @@ class HttpClient:
         if isinstance(e, PermissionError):
             return AuthenticationError(f"no permission to connect to {where}: {e}", reason="connect_refused")
         return UnavailableError(f"cannot reach the platform at {where}: {e}; is it running?", reason=CONNECT_FAILED)
+
+
+def _overdue(what: str, limit: float, why: str) -> TimeoutError:
+    """Make the error that says which time-out has passed."""
+    return TimeoutError(f"{what} for {limit:g} s" + (f" ({why})" if why else ""))
 
 
 def _earlier(deadline: float, until: float | None) -> float:
