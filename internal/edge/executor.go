@@ -38,9 +38,12 @@ func (e *Edge) record(ctx context.Context, r journal.Record) error {
 func (e *Edge) event(in *instance, raise func(l *life, now time.Time) effects) {
 	in.events.Lock()
 	defer in.events.Unlock()
-	defer e.watchers.changed(in)
 	in.mu.Lock()
+	was := in.life.shown()
 	fx := raise(&in.life, time.Now())
+	if in.life.shown() != was && fx&recordEnded == 0 { // the end is told when it is recorded
+		defer e.watchers.changed(in)
+	}
 	if fx&cancelSetup != 0 && in.cancel != nil {
 		in.cancel()
 	}

@@ -197,3 +197,11 @@ func (l *life) shownReason() journal.Reason {
 	}
 	return r
 }
+
+// shown is what people see of it that events change.
+func (l *life) shown() shownLife { return shownLife{l.state, l.shownReason()} }
+
+type shownLife struct {
+	state  sandbox.State
+	reason journal.Reason
+}
