@@ -202,14 +202,22 @@ func overviewText(table []command, path, heading string) string {
 		if k.group == "" {
 			continue
 		}
-		if k.group != group {
-			group = k.group
+		if heading := groupOf(k, path); heading != group {
+			group = heading
 			fmt.Fprintf(&b, "\n%s:\n", group)
 		}
 		fmt.Fprintf(&b, "  %-*s  %s\n", width, k.name, k.summary)
 	}
 	fmt.Fprintf(&b, "\n`%s COMMAND --help` says more.\n", path)
 	return b.String()
+}
+
+// groupOf is the heading below which a command is listed: only the first list has several.
+func groupOf(k command, path string) string {
+	if path != "dsec" {
+		return "Commands"
+	}
+	return k.group
 }
 
 // usageLine is the command's call in one line.

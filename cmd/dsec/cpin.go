@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -26,6 +27,9 @@ func (t *transfer) upload(ctx context.Context, from, to string) error {
 		return t.uploadArchive(ctx, to)
 	}
 	info, err := t.localInfo(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return sandbox.Errorf(sandbox.NotFound, "file_not_found", "there is no %s here", clipText(from))
+	}
 	if err != nil {
 		return err
 	}
@@ -98,6 +102,9 @@ func (t *transfer) uploadFile(ctx context.Context, from, at string) error {
 		err = t.files.Write(ctx, at, f, info.Size(), how)
 	} else {
 		t.bytes, err = t.files.WriteStream(ctx, at, client.Piped(f), how)
+	}
+	if sandbox.ClassOf(err) == sandbox.NotFound && !t.parents {
+		return cmp.Or(t.wantParent(ctx, at), err)
 	}
 	if err != nil || !t.archive {
 		return err

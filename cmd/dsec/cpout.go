@@ -57,6 +57,9 @@ func (t *transfer) remoteInfo(ctx context.Context, from string) (*dsecv1.FileInf
 	results, err := t.files.Stat(ctx, follow, from)
 	if err == nil {
 		err = client.FailureError(results[0].GetFailure())
+		if sandbox.ClassOf(err) == sandbox.NotFound {
+			err = sandbox.Errorf(sandbox.NotFound, sandbox.ReasonOf(err), "there is no %s in the sandbox", clipText(from))
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -68,10 +71,22 @@ func (t *transfer) remoteInfo(ctx context.Context, from string) (*dsecv1.FileInf
 	return info, nil
 }
 
+// wantLocalParent makes sure that there is a directory here for a new file or directory: as docker cp, nothing makes it.
+func wantLocalParent(at string) error {
+	parent := filepath.Dir(at)
+	if _, err := os.Stat(parent); errors.Is(err, fs.ErrNotExist) {
+		return sandbox.Errorf(sandbox.NotFound, "no_directory", "there is no directory %s here", clipText(parent))
+	}
+	return nil
+}
+
 // replaceLocal makes something beside a local name, and renames it.
 func replaceLocal(at string, make func(tmp string) error) error {
 	if st, err := os.Lstat(at); err == nil && st.IsDir() {
 		return sandbox.Errorf(sandbox.FailedPrecondition, "not_replaced", "%s is a directory, and is not replaced by a file; remove it first", clipText(at))
+	}
+	if err := wantLocalParent(at); err != nil {
+		return err
 	}
 	tmp := filepath.Join(filepath.Dir(at), ".dsec-cp-"+client.NewKey()[:12])
 	err := make(tmp)
@@ -181,6 +196,8 @@ func (t *transfer) downloadTree(ctx context.Context, from, at string, info *dsec
 	made := false
 	if err := os.Mkdir(at, 0o700); err == nil {
 		made = true
+	} else if err := wantLocalParent(at); err != nil {
+		return err
 	} else if st, serr := os.Stat(at); serr != nil || !st.IsDir() {
 		return err
 	}

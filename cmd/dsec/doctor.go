@@ -139,7 +139,7 @@ func checkConfig(getenv func(string) string) finding {
 		f.Advice = "chmod 600 " + path
 		return f
 	}
-	f.Detail = fmt.Sprintf("%s, %d contexts, current %q", path, len(c.Contexts), c.Current)
+	f.Detail = fmt.Sprintf("%s, contexts: %d, current: %q", path, len(c.Contexts), c.Current)
 	return f
 }
 

@@ -36,7 +36,7 @@ func setupDown(f *flagSet) action {
 	o := downOptions{flags: f}
 	o.platform.register(f)
 	f.BoolVar(&o.purge, "purge", false, "also remove the data directory, and the platform's context in the user's config file")
-	f.StringVar(&o.contextName, "context", defaultContext, "`name` of the context that --purge removes if it is this platform's")
+	f.StringVar(&o.contextName, "context", defaultContext, "`NAME` of the context that --purge removes if it is this platform's")
 	jsonFlag(f, &o.asJSON, jsonHelp)
 	return func(ctx context.Context, c *console, args []string) error {
 		if err := wantArgs(args, 0, 0, ""); err != nil {

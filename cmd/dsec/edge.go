@@ -41,9 +41,9 @@ type edgeOptions struct {
 func setupEdge(f *flagSet) action {
 	var o edgeOptions
 	o.nodeFlags.register(f)
-	f.StringVar(&o.code, "code", "", "the edge's 5-character `code`")
-	f.StringVar(&o.grantKey, "grant-key", "", "`hex` of the public key that signs grants")
-	f.IntVar(&o.readyFD, "ready-fd", 0, "file descriptor that is told when the edge serves")
+	f.StringVar(&o.code, "code", "", "the edge's 5-character `CODE`")
+	f.StringVar(&o.grantKey, "grant-key", "", "`HEX` of the public key that signs grants")
+	f.IntVar(&o.readyFD, "ready-fd", 0, "`NUMBER` of a file descriptor that is told when the edge serves")
 	listPoints := f.Bool("list-failpoints", false, "print the names of all failpoints (for tests) and exit")
 	return func(ctx context.Context, c *console, args []string) error {
 		if *listPoints {

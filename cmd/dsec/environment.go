@@ -61,13 +61,13 @@ type createOptions struct {
 
 func (k environmentKind) setupCreate(f *flagSet) action {
 	o := &createOptions{kind: k, context: contextFlag(f)}
-	f.StringVar(&o.dir, "from-dir", "", "pack this `DIR`ectory")
+	f.StringVar(&o.dir, "from-dir", "", "pack this directory `DIR`")
 	f.StringVar(&o.tar, "from-tar", "", "send this `FILE`, a tar archive; - is standard input")
 	f.BoolVar(&o.rootOwner, "root-owner", os.Geteuid() != 0, "all that is packed belongs to root; the default unless root packs")
 	f.BoolVar(&o.oneFileSystem, "one-file-system", false, "leave out what is mounted below the directory")
 	f.StringVar(&o.user, "user", "", "default `USER` of commands")
 	f.letter("u", "user")
-	f.StringVar(&o.workdir, "workdir", "", "default working `DIR`ectory of commands")
+	f.StringVar(&o.workdir, "workdir", "", "default working directory `DIR` of commands")
 	f.letter("w", "workdir")
 	f.Var(&o.env, "env", "environment variable `KEY=VALUE` of commands; may be repeated")
 	f.letter("e", "env")
@@ -219,7 +219,7 @@ func printEnvironments(c *console, all []*dsecv1.Environment, now time.Time, asJ
 func (k environmentKind) inspectCommand() command {
 	return command{
 		name: "inspect", group: groupEnvironments, args: "NAME[:TAG]...",
-		summary: "show all that is known of a " + k.word,
+		summary: "show all that is known of " + k.word + "s",
 		details: "Prints a JSON array, or with --json one line for each.",
 		setup: func(f *flagSet) action {
 			contextName := contextFlag(f)
@@ -250,7 +250,7 @@ func (k environmentKind) inspectCommand() command {
 func (k environmentKind) rmCommand() command {
 	return command{
 		name: "rm", group: groupEnvironments, args: "NAME[:TAG]...",
-		summary: "remove the name of a " + k.word,
+		summary: "remove names of " + k.word + "s",
 		details: "Sandboxes that use it go on. The names of those removed are printed.",
 		setup: func(f *flagSet) action {
 			contextName := contextFlag(f)

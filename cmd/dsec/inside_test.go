@@ -320,6 +320,28 @@ func TestWatch(t *testing.T) {
 `, "", 130)
 }
 
+// What had ended before is not shown at the beginning, unless it is asked for; what ends later is.
+func TestWatchBeginsWithWhatLives(t *testing.T) {
+	const first, rest = "12:00:00  sabcdeoldaaa  failed  \n", "12:00:00  sabcdeoneaaa  ready  box\n12:00:00  sabcdeoneaaa  stopped  \n"
+	for line, want := range map[string]string{"watch": rest, "watch -a": first + rest} {
+		h := newHarness(t)
+		named(h)
+		live := h.f.sandboxes[fixedID("one")]
+		for _, s := range []*dsecv1.Sandbox{{Id: fixedID("old"), State: dsecv1.State_STATE_FAILED}, live, nil, {Id: live.Id, State: dsecv1.State_STATE_STOPPED}} {
+			m := &dsecv1.WatchSandboxesResponse{Event: &dsecv1.WatchSandboxesResponse_Sandbox{Sandbox: s}}
+			if s == nil {
+				m.Event = &dsecv1.WatchSandboxesResponse_Synced{Synced: true}
+			}
+			h.f.inside.watched = append(h.f.inside.watched, m)
+		}
+		saw := h.stdout.saw("stopped")
+		done := h.start(strings.Fields(line)...)
+		recv(t, saw)
+		h.interrupt()
+		h.want(recv(t, done), want, "", 130)
+	}
+}
+
 func TestWatchOfASandboxThatIsForgotten(t *testing.T) {
 	h := newHarness(t)
 	gone := "svujsr3itvie3g2ulpjepyty" // a whole id, which is taken as it is

@@ -28,8 +28,8 @@ type platform struct {
 
 // register adds the flags that every command for a local platform has.
 func (p *platform) register(f *flagSet) {
-	f.StringVar(&p.dataDir, "data-dir", defaultDataDir, "`directory` of rows, images and writable layers")
-	f.StringVar(&p.runDir, "run-dir", defaultRunDir, "`directory` of sockets and mounts; a tmpfs is mounted there")
+	f.StringVar(&p.dataDir, "data-dir", defaultDataDir, "`DIR` of rows, images and writable layers")
+	f.StringVar(&p.runDir, "run-dir", defaultRunDir, "`DIR` of sockets and mounts; a tmpfs is mounted there")
 }
 
 // check makes the directories absolute and refuses what cannot work, before anything is made.

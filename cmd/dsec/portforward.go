@@ -156,7 +156,7 @@ func (c *console) acceptAll(ctx context.Context, l net.Listener, port *client.Po
 		}
 		open.Go(func() {
 			if err := passConnection(ctx, here.(*net.TCPConn), port); err != nil && ctx.Err() == nil {
-				c.say("port %d: %s", port.Number, userMessage(err))
+				c.say("%s: %s", here.LocalAddr(), userMessage(err))
 			}
 		})
 	}

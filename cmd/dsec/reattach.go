@@ -14,9 +14,9 @@ var attachCommand = command{
 	name: "attach", group: groupInside, args: "SANDBOX [COMMAND]",
 	summary: "go on with a command that was left running",
 	details: `COMMAND is a command's id or a beginning of it, as ` + "`dsec logs --list`" + ` shows them; without one and without --tag the running
-command that started last is meant. First comes the end of its earlier output, then what it writes from here on. The exit code
-is the command's. At a terminal, keys go to a command that has one, and ctrl-p,ctrl-q leaves it again, see --detach-keys; other
-commands are left with Ctrl-C. They all run on.
+command that started last is meant, or if none runs the last one. First comes the end of its earlier output, then what it writes
+from here on. The exit code is the command's. At a terminal, keys go to a command that has one, and ctrl-p,ctrl-q leaves it again,
+see --detach-keys; other commands are left with Ctrl-C. They all run on.
 
   dsec attach s4k2
   dsec attach s4k2 5f3a
@@ -56,6 +56,9 @@ func (o *attachOptions) run(ctx context.Context, c *console, args []string) erro
 	found, err := pickCommand(ctx, sb, args[1:], o.tag, true)
 	if err != nil {
 		return err
+	}
+	if !found.GetRunning() && len(args) == 1 && o.tag == "" && !o.asJSON {
+		c.say("no command is running; this is what the last one, which has ended, wrote:")
 	}
 	k := sb.Command(found.GetCommandId())
 	a := &attachment{console: c, sb: sb, command: k, what: &dsecv1.Command{}, capture: o.asJSON, keys: keys}

@@ -9,10 +9,10 @@ import (
 	"dsec/sandbox"
 )
 
-var allStates = []dsecv1.State{
-	dsecv1.State_STATE_CREATING, dsecv1.State_STATE_READY, dsecv1.State_STATE_STOPPING,
-	dsecv1.State_STATE_STOPPED, dsecv1.State_STATE_FAILED,
-}
+var (
+	endedStates = []dsecv1.State{dsecv1.State_STATE_STOPPED, dsecv1.State_STATE_FAILED}
+	allStates   = append([]dsecv1.State{dsecv1.State_STATE_CREATING, dsecv1.State_STATE_READY, dsecv1.State_STATE_STOPPING}, endedStates...)
+)
 
 // resolve finds the sandbox that ref means: a whole id is taken as it is; otherwise ref is the name of one sandbox or the
 // beginning of one id. Live sandboxes come before ended ones.

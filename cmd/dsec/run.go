@@ -17,7 +17,7 @@ var runCommand = command{
 	summary: "create a sandbox and run a command in it",
 	details: `The sandbox is removed when the command ends, unless --keep or --detach is given. The exit code is the command's; 124 if
 its --timeout passed, 125 if the platform failed, 126 or 127 if the command is not executable or not found.
-Ctrl-C kills the command, removes the sandbox and exits with 130; a second one does not wait for that.
+Ctrl-C kills the command, removes the sandbox and ends dsec, shown by shells as 130; a second one does not wait for that.
 An image has no command of its own: without one, -d or --keep creates a sandbox and prints its id.
 
 Flags go before the command: what follows its first word belongs to it.

@@ -95,7 +95,7 @@ func (o *specFlags) registerCommand(f *flagSet) {
 	f.letter("e", "env")
 	f.StringVar(&o.user, "user", "", "`USER`: name, uid, name:group or uid:gid")
 	f.letter("u", "user")
-	f.StringVar(&o.workdir, "workdir", "", "working `DIR`ectory")
+	f.StringVar(&o.workdir, "workdir", "", "working directory `DIR`")
 	f.letter("w", "workdir")
 	f.Var(&o.timeout, "timeout", "kill the command and all that it started after this `DURATION`")
 	f.BoolVar(&o.interactive, "interactive", false, "pass our standard input to the command")

@@ -30,7 +30,7 @@ var sessionCreateCommand = command{
 		f.letter("e", "env")
 		f.StringVar(&o.user, "user", "", "`USER`: name, uid, name:group or uid:gid")
 		f.letter("u", "user")
-		f.StringVar(&o.workdir, "workdir", "", "working `DIR`ectory that it begins in")
+		f.StringVar(&o.workdir, "workdir", "", "directory `DIR` that it begins in")
 		f.letter("w", "workdir")
 		jsonFlag(f, &o.asJSON, jsonHelp+`: {"name": ...}`)
 		return func(ctx context.Context, c *console, args []string) error {

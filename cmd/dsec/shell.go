@@ -27,7 +27,7 @@ func setupShell(f *flagSet) action {
 	f.letter("e", "env")
 	f.StringVar(&o.user, "user", "", "`USER`: name, uid, name:group or uid:gid")
 	f.letter("u", "user")
-	f.StringVar(&o.workdir, "workdir", "", "working `DIR`ectory")
+	f.StringVar(&o.workdir, "workdir", "", "working directory `DIR`")
 	f.letter("w", "workdir")
 	f.StringVar(&o.tag, "tag", "", "`TAG` to find it again by, with attach")
 	registerDetachKeys(f, &o.detachKeys)

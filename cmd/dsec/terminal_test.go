@@ -226,6 +226,13 @@ func TestAttachToPlainCommand(t *testing.T) {
 	}
 }
 
+func TestAttachToWhatHasEnded(t *testing.T) {
+	h := newHarness(t)
+	ended := h.f.add(nil)
+	h.run("exec", ended.Id, "echo", "hi")
+	h.want(h.run("attach", ended.Id), "hi\n", "dsec: no command is running; this is what the last one, which has ended, wrote:\n", 0)
+}
+
 // The connection is away for longer than the client waits: the terminal is as it was, and it is said how to go on.
 func TestTerminalOfALostPlatform(t *testing.T) {
 	h := newHarness(t)

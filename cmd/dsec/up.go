@@ -46,13 +46,13 @@ type upOptions struct {
 func setupUp(f *flagSet) action {
 	var o upOptions
 	o.nodeFlags.register(f)
-	f.StringVar(&o.listen, "listen", defaultListen, "`address` of the API; anything but loopback shows it to the network, without TLS")
-	f.StringVar(&o.contextName, "context", defaultContext, "`name` under which URL and key are written to the user's config file")
+	f.StringVar(&o.listen, "listen", defaultListen, "`ADDRESS` of the API; anything but loopback shows it to the network, without TLS")
+	f.StringVar(&o.contextName, "context", defaultContext, "`NAME` under which URL and key are written to the user's config file")
 	f.StringVar(&o.portsDomain, "ports-domain", "localhost", "`DOMAIN` of the URLs of ports inside; behind a proxy with TLS, https://DOMAIN")
 	f.BoolVar(&o.detach, "detach", false, "run in the background and return when the platform is ready")
 	f.letter("d", "detach")
 	jsonFlag(f, &o.asJSON, jsonHelp)
-	f.IntVar(&o.readyFD, "ready-fd", 0, "file descriptor that is told when the platform is ready (used by --detach)")
+	f.IntVar(&o.readyFD, "ready-fd", 0, "`NUMBER` of a file descriptor that is told when the platform is ready (used by --detach)")
 	return func(ctx context.Context, c *console, args []string) error {
 		if err := wantArgs(args, 0, 0, ""); err != nil {
 			return err

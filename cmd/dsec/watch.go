@@ -11,8 +11,8 @@ import (
 var watchCommand = command{
 	name: "watch", group: groupSandboxes, args: "[SANDBOX...]",
 	summary: "show what becomes of sandboxes, as it happens",
-	details: `First the present state of all, then each change, and with --commands the ends of their commands, until Ctrl-C. With --json each is one
-line of JSON, as the API gives it; after a line with "synced" all were told once.
+	details: `First the present state of all that have not ended (or are named; with -a all), then each change, and with --commands the ends of
+their commands, until Ctrl-C. With --json each is one line of JSON, as the API gives it; after a line with "synced" all were told once.
 
   dsec watch -l job=17 --commands
   dsec watch --json s4k2 | jq -r 'select(.sandbox) | .sandbox.state'`,
@@ -21,6 +21,7 @@ line of JSON, as the API gives it; after a line with "synced" all were told once
 
 type watchOptions struct {
 	labels           list
+	all              bool
 	commands, asJSON bool
 	noTrunc          bool
 	context          *string
@@ -28,6 +29,8 @@ type watchOptions struct {
 
 func setupWatch(f *flagSet) action {
 	o := &watchOptions{context: contextFlag(f)}
+	f.BoolVar(&o.all, "all", false, "also begin with sandboxes that have ended, as long as they are remembered")
+	f.letter("a", "all")
 	f.Var(&o.labels, "label", "only sandboxes with this label `KEY=VALUE`; may be repeated, all must match")
 	f.letter("l", "label")
 	f.BoolVar(&o.commands, "commands", false, "also show the ends of their commands")
@@ -56,6 +59,7 @@ func (o *watchOptions) run(ctx context.Context, c *console, args []string) error
 		}
 	}
 	told := missing{ids: slices.Clone(req.Ids)}
+	old := past{all: o.all || len(req.Ids) > 0}
 	for m, err := range cl.Watch(ctx, req) {
 		if err != nil {
 			return err
@@ -63,9 +67,11 @@ func (o *watchOptions) run(ctx context.Context, c *console, args []string) error
 		if err := told.check(m); err != nil {
 			return err
 		}
-		if o.asJSON {
+		switch {
+		case old.skips(m):
+		case o.asJSON:
 			err = c.printJSON(m)
-		} else {
+		default:
 			err = o.print(c, m)
 		}
 		if err != nil {
@@ -97,6 +103,16 @@ func (w *missing) check(m *dsecv1.WatchSandboxesResponse) error {
 		}
 	}
 	return nil
+}
+
+// past is what had ended before anybody watched.
+type past struct{ all, synced bool }
+
+// skips reports whether m tells of a sandbox that is not to be shown: one that had ended already.
+func (p *past) skips(m *dsecv1.WatchSandboxesResponse) bool {
+	p.synced = p.synced || m.GetSynced()
+	s := m.GetSandbox()
+	return s != nil && !p.all && !p.synced && slices.Contains(endedStates, s.GetState())
 }
 
 func (o *watchOptions) print(c *console, m *dsecv1.WatchSandboxesResponse) error {

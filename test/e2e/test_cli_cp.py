@@ -110,14 +110,16 @@ def test_refused(platform: Platform, sandbox: str, tmp_path: Path) -> None:
         ((src, f"{sandbox}:/etc/passwd"), "is a file"),
         ((src / "a", f"{sandbox}:/none/"), "no directory"),
         ((src, f"{sandbox}:/no/where"), "--parents"),
+        ((src / "a", f"{sandbox}:/no/where"), "--parents"),
         ((f"{sandbox}:/etc", src / "a"), "is a file"),
-        ((f"{sandbox}:/none", tmp_path), "/none"),
-        ((tmp_path / "none", f"{sandbox}:/srv"), "none"),
-        ((f"{sandbox}:/etc/passwd", tmp_path / "none/"), ""),
+        ((f"{sandbox}:/none", tmp_path), "there is no /none in the sandbox"),
+        ((tmp_path / "none", f"{sandbox}:/srv"), f"there is no {tmp_path}/none here"),
+        ((f"{sandbox}:/etc/passwd", f"{tmp_path}/none/"), "no directory"),
+        ((f"{sandbox}:/etc/passwd", tmp_path / "no" / "where"), f"there is no directory {tmp_path}/no here"),
+        ((f"{sandbox}:/etc", tmp_path / "no" / "where"), f"there is no directory {tmp_path}/no here"),
     ]:
         done = platform.dsec("cp", *args, check=False)
-        if says:
-            assert done.returncode == 1 and says in done.stderr, (args, done)
+        assert done.returncode == 1 and says in done.stderr, (args, done)
     assert inside(platform, sandbox, "ls /srv; ls -d /no 2>/dev/null || echo none") == "none\n"
 
 

@@ -217,7 +217,7 @@ def interrupted_start(moment: str) -> bool:
             starting.wait()
         if ready or starting.returncode == 0:
             return False
-        assert (starting.returncode, out) == (130, b"")
+        assert (starting.returncode, out) == (-signal.SIGINT, b"")
         assert left_of(p) == set()
         assert not p.run.exists() and not sign.exists()
         return True

@@ -56,7 +56,7 @@ var advice = map[aetherv1.Code]string{
 	aetherv1.Code_CODE_NO_SPACE:  "; the disk is full: remove files, or create the sandbox with a larger disk limit",
 	aetherv1.Code_CODE_NO_INODES: "; the disk has room, but not for more files: remove some",
 	aetherv1.Code_CODE_QUOTA:     "; the sandbox has used its disk limit: remove files, or create it with a larger one",
-	aetherv1.Code_CODE_NOT_EMPTY: "; ask for it to be removed recursively",
+	aetherv1.Code_CODE_NOT_EMPTY: "; with recursive, all below is removed, too",
 	aetherv1.Code_CODE_BUSY:      "; a program that runs cannot be written to in place, and a mount point not removed",
 	aetherv1.Code_CODE_READ_ONLY: "; it is not part of the sandbox's own disk",
 }
