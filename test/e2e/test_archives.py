@@ -21,6 +21,7 @@ from platform_under_test import BIN, Platform, wait_for
 from libdsec import DSecError, InvalidArgumentError, NotFoundError, PermissionDeniedError, ResourceExhaustedError, Sandbox
 
 MIB = 1 << 20
+ATTRIBUTE = b"\xff\0of a file"
 LIST = r"cd %s && find . -mindepth 1 \( -type d -printf '%%P %%y %%m %%T@\n' -o -printf '%%P %%y %%m %%s %%T@ %%l\n' \) | sort"
 
 
@@ -37,6 +38,8 @@ def make_tree(root: Path) -> None:
         f.truncate(64 * MIB)
         f.seek(33 * MIB)
         f.write(b"data")
+    for name in ("script", "deep"):
+        os.setxattr(root / name, "user.note", ATTRIBUTE)
     os.utime(root / "large", ns=(0, 1_234_567_890_123_456_789))
     (root / "deep").chmod(0o710)
 
@@ -68,9 +71,13 @@ async def test_a_tree_comes_back_as_it_was(new_sandbox, tmp_path):
         assert await output(s, LIST % "/work/some/where") == listed(source)
         assert await output(s, "stat -c '%U %G' /work/some /work/some/where /work/some/where/script | sort -u") == "root root\n"
         assert await output(s, "/work/some/where/deep/twin; stat -c %h /work/some/where/script") == "ran\n2\n"
+        attributes = "import os; print([os.getxattr('/work/some/where/' + n, 'user.note') for n in ('script', 'deep')])"
+        assert (await s.exec(["python3", "-c", attributes], check=True)).stdout == f"{[ATTRIBUTE] * 2}\n"
         got = await s.download("/work/some/where", tmp_path / "back")
         assert (got.entries, got.skipped) == (sent.entries + 1, 0)  # and the directory itself
         assert listed(tmp_path / "back") == listed(source)
+        for name in ("script", "deep"):
+            assert os.getxattr(tmp_path / "back" / name, "user.note") == ATTRIBUTE
         for name in ("large", "holes", "script"):
             assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes()
         assert (tmp_path / "back" / "holes").stat().st_blocks < 1024

@@ -34,6 +34,8 @@ def tree(at: Path) -> Path:
     with open(at / "holes", "wb") as f:
         f.seek(50 << 20)
         f.write(b"end")
+    for name in ("sub", "sub/x"):
+        os.setxattr(at / name, "user.note", b"\xff\0of a file")
     os.utime(at / "sub" / "x", ns=(10**18, 10**18 + 7))
     at.chmod(0o750)
     return at
@@ -57,7 +59,10 @@ def test_tree_in_and_out(platform: Platform, sandbox: str, tmp_path: Path) -> No
     want = without_size_of_directories(described(src))
     assert without_size_of_directories(inside(platform, sandbox, f"cd /srv/src && {LIST}")) == want
     assert inside(platform, sandbox, "stat -c '%u:%g %.Y' /srv/src/sub/x; du -k /srv/src/holes | cut -f1") == "0:0 1000000000.000000007\n4\n"
+    attribute = "import os; print([os.getxattr('/srv/src/' + n, 'user.note') for n in ('sub', 'sub/x')] == 2 * [b'\\xff\\0of a file'])"
+    assert inside(platform, sandbox, f'python3 -c "{attribute}"') == "True\n"
     platform.dsec("cp", f"{sandbox}:/srv/src", tmp_path / "back")
+    assert [os.getxattr(tmp_path / "back" / n, "user.note") for n in ("sub", "sub/x")] == 2 * [b"\xff\0of a file"]
     assert without_size_of_directories(described(tmp_path / "back")) == want
     assert (tmp_path / "back" / "sub" / "x").read_bytes() == bytes(range(256))
     assert (tmp_path / "back" / "sub" / "x").stat().st_mtime_ns == 10**18 + 7

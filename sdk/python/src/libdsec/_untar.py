@@ -335,12 +335,7 @@ class Unpacker:
     def _complete(e: Entry, fd: int) -> None:
         if e.data is not None:
             os.ftruncate(fd, e.size)
-        for name, value in e.xattrs:
-            if sys.platform == "linux" and name.startswith(b"user."):
-                try:
-                    os.setxattr(fd, name, value)
-                except OSError:  # the local file system has none
-                    break
+        _set_xattrs(fd, e)
         os.fchmod(fd, e.mode & 0o777)
         os.utime(fd, ns=(e.mtime_ns, e.mtime_ns))
 
@@ -399,6 +394,7 @@ class Unpacker:
             _, fd, entry = self._dirs.pop()
             try:
                 if entry is not None:
+                    _set_xattrs(fd, entry)
                     os.fchmod(fd, entry.mode & 0o777)
                     os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
             finally:
@@ -436,3 +432,12 @@ def _stays_inside(target: bytes, depth: int) -> bool:
     while leading < len(parts) and parts[leading] == b"..":
         leading += 1
     return not target.startswith(b"/") and leading <= depth and b".." not in parts[leading:]
+
+
+def _set_xattrs(fd: int, e: Entry) -> None:
+    for name, value in e.xattrs:
+        if sys.platform == "linux" and name.startswith(b"user."):
+            try:
+                os.setxattr(fd, name, value)
+            except OSError:  # the local file system has none
+                break
