@@ -378,6 +378,29 @@ async def test_browser(new_sandbox: New, platform: Platform) -> None:
         assert browse(platform, page, cookie)[0] in (400, 404)
 
 
+async def test_url_expires(new_sandbox: New, platform: Platform) -> None:
+    """With its time both the URL and the cookie that it gave are over."""
+    async with new_sandbox(**READY) as sandbox:
+        url = await sandbox.port(8000).public_url(expires=600)
+        short = await sandbox.port(8000).public_url(expires=3)
+        host = urlsplit(url).netloc
+        cookies = []
+        for given in (url, short):
+            status, headers, _ = browse(platform, given)
+            if given == url or status != 401:  # it may have taken us longer
+                assert status == 303
+                cookies.append(headers["Set-Cookie"].split(";")[0])
+        page = f"http://{host}/page"
+
+        def over() -> bool:
+            return browse(platform, short)[0] == 401 and all(browse(platform, page, c)[0] == 401 for c in cookies[1:])
+
+        await asyncio.to_thread(wait_for, "it has expired", over)
+        assert browse(platform, page, cookies[0])[0] == 200
+        with pytest.raises(InvalidArgumentError):
+            await sandbox.port(8000).public_url(expires=8 * 24 * 3600)
+
+
 async def test_ready_when(platform: Platform, args: DSecContainerRunArgs) -> None:
     async with platform.client() as client:
         for probe in (HttpProbe(8000, "/x"), ExecProbe("test -e /tmp/here || { touch /tmp/here; exit 1; }")):

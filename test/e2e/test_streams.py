@@ -213,8 +213,19 @@ async def test_readers_do_not_disturb_each_other(platform: Platform) -> None:
         assert await asyncio.gather(*tasks) == [want.hexdigest()] * 3
 
 
+def anonymous(pid: int) -> int:
+    """Bytes of memory of a process's own."""
+    found = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(found.split()[1]) << 10
+
+
 async def test_a_gigabyte_through_a_slow_reader(platform: Platform, new_sandbox) -> None:
+    """It arrives whole, and no hop holds more of it than a little."""
     async with new_sandbox() as sandbox:
+        edge = platform.edge_pid()
+        assert platform.up is not None and edge is not None
+        hops = {"apiserver": platform.up.pid, "edge": edge, "aether": platform.aether_pid(sandbox.id)}
+        before = {name: anonymous(pid) for name, pid in hops.items()}
         count = (1 << 30) // BLOCK
         command = await sandbox.start(writer(count))
         have, want, pending = 0, blocks(count), b""
@@ -226,6 +237,8 @@ async def test_a_gigabyte_through_a_slow_reader(platform: Platform, new_sandbox)
                 pending = pending[BLOCK:]
             if have % 100_000_000 < len(piece):
                 await asyncio.sleep(0.5)
+                for name, pid in hops.items():
+                    assert anonymous(pid) - before[name] < 32 << 20, (name, have)
         assert (have, pending) == (1 << 30, b"")
         result = await command.poll()
         assert (result.exit_code, result.stdout_size) == (0, 1 << 30)

@@ -37,6 +37,7 @@ def platform() -> Iterator[Platform]:
         yield p
 
 
+LOOPBACK = "import socket\nl = socket.create_server(('127.0.0.1', 0))\nsocket.create_connection(l.getsockname()).sendall(b'x' * 1000)\nassert l.accept()[0].recv(10)"
 BURN = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
 
 
@@ -56,6 +57,10 @@ async def test_metrics_rise_with_work(platform: Platform) -> None:
         assert (before.sandbox_id, before.memory_limit_bytes, before.pids_limit, before.cpu_limit_cores) == (sandbox.id, 96 << 20, 40, 0.2)
         assert before.unavailable == ()
         assert 0 < before.aether_memory_bytes < 64 << 20
+        # Its loopback, which is all that it has, is no traffic.
+        await sandbox.exec(["python3", "-c", LOOPBACK], check=True)
+        quiet = await sandbox.metrics()
+        assert (quiet.network_rx_bytes, quiet.network_tx_bytes, quiet.network_rx_packets, quiet.network_tx_packets) == (0, 0, 0, 0)
         await sandbox.exec(["python3", "-c", BURN], check=True)
         assert (await sandbox.metrics()).cpu_seconds >= before.cpu_seconds + 0.6
         burner = await sandbox.start("while :; do :; done")
