@@ -14,9 +14,10 @@ var cpCommand = command{
 copied. - is a tar archive: on our standard output, or from our standard input, to be unpacked in the directory PATH. A local name
 with a colon is written ./a:b.
 
-A file appears whole or not at all. Modes, times, links, holes and attributes are kept; owners are not, unless -a is given: here what is copied
-is ours, inside it is the sandbox's user's, or --user's. Links are copied as links, unless -L is given. What comes out of a
-sandbox cannot leave the target, whatever it is, and gets no set-user-id bits; devices, sockets and pipes are left out.
+A file appears whole or not at all. Modes, times, links, holes and attributes are kept; owners are not, unless -a is given: here
+what is copied is ours, inside it is the sandbox's user's, or --user's. Links are copied as links, unless -L is given. What
+comes out of a sandbox cannot leave the target, whatever it is, and gets no set-user-id bits; devices, sockets and pipes are
+left out.
 
   dsec cp s4k2:/etc/os-release .
   dsec cp ./src s4k2:/srv

@@ -25,7 +25,7 @@ func (o *nodeFlags) register(f *flagSet) {
 	f.IntVar(&o.maxSandboxes, "max-sandboxes", 4000, "most sandboxes on this machine, a `NUMBER`")
 	f.DurationVar(&o.keepEnded, "keep-ended", 0, "a sandbox that has ended is remembered for this `DURATION`, with its output (default 10m)")
 	f.Var(&o.poolBytes, "pool-size", "`SIZE` of the pool of writable layers, e.g. 200g (default: half of the free disk)")
-	f.IntVar(&o.requests.Streams, "project-streams", inflight.DefaultStreams, "most streams of one project at a time, a `NUMBER`: files, output, input, connections to ports, watches")
+	f.IntVar(&o.requests.Streams, "project-streams", inflight.DefaultStreams, "most streams of one project at a time, a `NUMBER`: files, output, ports, watches")
 	f.IntVar(&o.requests.Calls, "project-calls", inflight.DefaultCalls, "most other requests of one project at a time, a `NUMBER`")
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
 }
