@@ -50,6 +50,9 @@ func openControl(ctx context.Context, o *upOptions, listener net.Addr, log *slog
 	if p.rows, err = store.OpenSQLite(ctx, o.database()); err != nil {
 		return nil, err
 	}
+	if err = defineServices(ctx, p.rows); err != nil {
+		return nil, err
+	}
 	if p.images, err = imagestore.OpenPosix(o.storeDir()); err != nil {
 		return nil, err
 	}
@@ -66,6 +69,31 @@ func openControl(ctx context.Context, o *upOptions, listener net.Addr, log *slog
 		Edges: []control.Edge{localEdge(p.code, o.edgeSocket(), o.bytesSocket())},
 	})
 	return p, err
+}
+
+// firstServices are what a new platform calls the registries that are asked for most.
+var firstServices = []sandbox.Service{
+	{Name: "pypi", Description: "Python packages", Endpoints: https("pypi.org", "files.pythonhosted.org")},
+	{Name: "npm", Description: "Node.js packages", Endpoints: https("registry.npmjs.org")},
+	{Name: "go", Description: "Go modules", Endpoints: https("proxy.golang.org", "sum.golang.org")},
+}
+
+func https(hosts ...string) []sandbox.NetworkEndpoint {
+	list := make([]sandbox.NetworkEndpoint, len(hosts))
+	for i, host := range hosts {
+		list[i] = sandbox.NetworkEndpoint{Host: host, FirstPort: 443, LastPort: 443, Protocol: sandbox.TCP}
+	}
+	return list
+}
+
+// defineServices defines each of them once: what an administrator has changed or removed stays so.
+func defineServices(ctx context.Context, rows store.Store) error {
+	for _, s := range firstServices {
+		if _, err := rows.DefineService(ctx, store.Service{Service: s, ChangedAt: time.Now(), ChangedBy: "dsec up"}); err != nil {
+			return fmt.Errorf("defining service %s: %w", s.Name, err)
+		}
+	}
+	return nil
 }
 
 // portSite is where browsers reach ports of sandboxes; "" = nowhere.

@@ -17,6 +17,7 @@ import (
 	"dsec/internal/edge/layers"
 	"dsec/internal/edge/network"
 	"dsec/internal/edge/policy"
+	names "dsec/internal/edge/resolve"
 	"dsec/internal/edge/tools"
 	"dsec/internal/edge/upper"
 	"dsec/internal/grant"
@@ -107,6 +108,10 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 	if n.store, err = store.OpenPosix(o.storeDir()); err != nil {
 		return nil, err
 	}
+	servers, err := names.ParseServers(o.resolvers)
+	if err != nil {
+		return nil, err
+	}
 	noTools := n.installTools(ctx, log)
 	limits, _, err := o.bounds()
 	if err != nil {
@@ -119,6 +124,7 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 		Code: code, Version: version, DataDir: o.edgeDir(), Verifier: grant.NewVerifier(code, key),
 		Drivers: []driver.Driver{n.container}, BlobPath: n.blobPath,
 		Layers: mounts, Uppers: uppers, Networks: n.network, Cgroups: groups, Guests: edge.ConnectAether, Ended: edge.EndedAether,
+		Lookup:    names.Node(servers),
 		Admission: edge.Admission{MaxSandboxes: int64(o.maxSandboxes)}, Requests: limits, Retention: o.keepEnded, Log: log, NoTools: noTools,
 	}
 	if n.tools != nil {

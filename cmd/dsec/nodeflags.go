@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	names "dsec/internal/edge/resolve"
 	"dsec/internal/inflight"
 	"dsec/internal/linux"
 )
@@ -18,6 +19,7 @@ type nodeFlags struct {
 	poolBytes    byteCount
 	logLevel     string
 	requests     inflight.Limits
+	resolvers    list
 }
 
 func (o *nodeFlags) register(f *flagSet) {
@@ -27,6 +29,7 @@ func (o *nodeFlags) register(f *flagSet) {
 	f.Var(&o.poolBytes, "pool-size", "`SIZE` of the pool of writable layers, e.g. 200g (default: half of the free disk)")
 	f.IntVar(&o.requests.Streams, "project-streams", inflight.DefaultStreams, "most streams of one project at a time, a `NUMBER`: files, output, ports, watches")
 	f.IntVar(&o.requests.Calls, "project-calls", inflight.DefaultCalls, "most other requests of one project at a time, a `NUMBER`")
+	f.Var(&o.resolvers, "resolver", "`ADDRESS` of a name server for network rules, instead of the machine's; may be repeated")
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
 }
 
@@ -41,6 +44,9 @@ func (o *nodeFlags) check() error {
 	if o.requests.Streams < 1 || o.requests.Calls < 1 {
 		return usagef("--project-streams %d --project-calls %d: they are numbers from 1 on", o.requests.Streams, o.requests.Calls)
 	}
+	if _, err := names.ParseServers(o.resolvers); err != nil {
+		return usagef("--resolver: %v", err)
+	}
 	if _, err := newLogger(io.Discard, o.logLevel); err != nil {
 		return err
 	}
@@ -54,6 +60,9 @@ func (o *nodeFlags) args() []string {
 		"--project-streams", strconv.Itoa(o.requests.Streams), "--project-calls", strconv.Itoa(o.requests.Calls)}
 	if o.poolBytes > 0 {
 		args = append(args, "--pool-size", o.poolBytes.String())
+	}
+	for _, r := range o.resolvers {
+		args = append(args, "--resolver", r)
 	}
 	return args
 }

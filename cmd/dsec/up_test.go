@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"dsec/internal/config"
+	"dsec/internal/control/store"
 	"dsec/internal/linux"
 	"dsec/sandbox"
 )
@@ -24,7 +26,7 @@ func TestNodeFlagsAreChecked(t *testing.T) {
 	h := bareHarness(t)
 	for _, command := range []string{"up", "edge"} {
 		for _, flags := range [][]string{{"--max-sandboxes", "0"}, {"--max-sandboxes", "-1"}, {"--keep-ended", "-1s"}, {"--pool-size", "0"}, {"--log-level", "loud"},
-			{"--project-streams", "0"}, {"--project-calls", "-1"}} {
+			{"--project-streams", "0"}, {"--project-calls", "-1"}, {"--resolver", "dns.example"}} {
 			h.wantError(h.run(append([]string{command}, flags...)...), exitUsage, flags[0])
 		}
 	}
@@ -46,8 +48,8 @@ func TestNodeFlagsAreHandedOn(t *testing.T) {
 		return &o
 	}
 	given := parse([]string{"--data-dir", "/d", "--run-dir", "/r", "--max-sandboxes", "7", "--keep-ended", "90s", "--pool-size", "3g", "--log-level", "warn",
-		"--project-streams", "8", "--project-calls", "9"})
-	if again := parse(given.args()); *again != *given {
+		"--project-streams", "8", "--project-calls", "9", "--resolver", "10.0.0.2", "--resolver", "[fd12::1]:54"})
+	if again := parse(given.args()); !reflect.DeepEqual(again, given) {
 		t.Fatalf("%+v became %+v", given, again)
 	}
 }
@@ -196,5 +198,40 @@ func TestOwnContext(t *testing.T) {
 	}
 	if sandbox.ReasonOf(err) != "" {
 		t.Fatal(err)
+	}
+}
+
+// The first services are valid, and defined once: what an administrator removes stays removed.
+func TestFirstServices(t *testing.T) {
+	rows, err := store.OpenSQLite(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	names := func() (all []string) {
+		t.Helper()
+		if err := defineServices(t.Context(), rows); err != nil {
+			t.Fatal(err)
+		}
+		list, err := rows.Services(t.Context(), "", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range list {
+			if err := s.Validate(); err != nil {
+				t.Error(err)
+			}
+			all = append(all, s.Name)
+		}
+		return all
+	}
+	if got := names(); strings.Join(got, " ") != "go npm pypi" {
+		t.Errorf("%v", got)
+	}
+	if err := rows.RemoveService(t.Context(), "npm"); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(); strings.Join(got, " ") != "go pypi" {
+		t.Errorf("%v", got)
 	}
 }
