@@ -49,7 +49,7 @@ async def test_busybox_is_the_shell(new_sandbox):
         async with await sandbox.session("s", cwd="/tmp", env={"A": "1"}) as session:
             assert (await session.refresh()).shell == "sh"
             await says(session, "x='a  b'; f() { echo f $1; }; export C=3; sleep 1234 & (exit 7)", "", 7)
-            await says(session, "echo $? $A \"$x\" $PWD; f 1; cat <<EOF\n$C\nEOF\n", "7 1 a  b /tmp\nf 1\n3\n")
+            await says(session, 'echo $? $A "$x" $PWD; f 1; cat <<EOF\n$C\nEOF\n', "7 1 a  b /tmp\nf 1\n3\n")
             result = await session.run("echo 'open")
             assert (result.exit_code, result.stdout) == (2, "")
             result = await session.run("echo part; while :; do sleep 5678; done", timeout=0.5)
