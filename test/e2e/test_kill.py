@@ -23,6 +23,7 @@ SETUP = ["admit", "journal.intent", "rootfs", "network", "limits", "policy", "cr
 CREATION = [p for p in POINTS if p.rsplit(":", 1)[0] in SETUP]
 ENDING = [p for p in POINTS if ".teardown:" in p or p.startswith(("journal.ending", "journal.ended", "journal.forgotten"))]
 TRUST = [p for p in POINTS if p.startswith("trust:")]  # see test/hostile/test_trusted.py
+NETWORK = [p for p in POINTS if p.startswith(("journal.network:", "network.policy:", "network.hosts:"))]  # see test_network.py
 ACTIVITY = [p for p in POINTS if p.startswith("journal.activity")]
 # A create that is cut there has made a sandbox. Whoever of edge and control plane lives on undoes it, since nobody was told
 # of it; if neither does, it is found.
@@ -34,7 +35,7 @@ COUNT_TO_FILE = "(i=0; while [ ! -e /stop ]; do echo $i; i=$((i + 1)); sleep 0.0
 
 
 def test_every_failpoint_belongs_to_a_test():
-    assert sorted(CREATION + ENDING + ACTIVITY + TRUST) == sorted(POINTS)
+    assert sorted(CREATION + ENDING + ACTIVITY + TRUST + NETWORK) == sorted(POINTS)
     assert len(CREATION) == 2 * len(SETUP)
 
 
