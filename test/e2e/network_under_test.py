@@ -16,7 +16,7 @@ from typing import Self
 
 from platform_under_test import wait_for
 
-SERVER = r'''
+SERVER = r"""
 import socket, sys, threading, time
 
 def http(c):
@@ -75,7 +75,7 @@ for address in sys.argv[1:]:
         echo(address, 7001)
 print("ready", flush=True)
 threading.Event().wait()
-'''
+"""
 
 
 def ip(*args: str, check: bool = True) -> None:
