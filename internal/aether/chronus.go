@@ -53,6 +53,7 @@ type chronus struct {
 	over    bool     // running has told its outcome, or the shell has ended: what is owed of its output is still missing
 	waiting []queued
 	reason  string // why we ended it
+	dying   bool   // it was killed
 	ended   bool
 	status  unix.WaitStatus
 }
@@ -301,6 +302,10 @@ func (x *chronus) end(reason string) {
 		c.killed = true
 		c.mu.Unlock()
 	}
+	if pid := x.pid; !x.dying {
+		x.dying = true
+		x.srv.pumps.Go(func() { untrace(pid, x.hasEnded) })
+	}
 	if x.cgroup != nil {
 		if err := x.cgroup.kill(); err == nil {
 			return
@@ -311,6 +316,12 @@ func (x *chronus) end(reason string) {
 	}
 	_ = unix.Kill(-x.pid, unix.SIGKILL) // fails only if the whole group has gone
 	_ = unix.Kill(x.pid, unix.SIGKILL)  // it is not reaped: the number is its own
+}
+
+func (x *chronus) hasEnded() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.ended
 }
 
 // abandon gives up all output that has not been read.

@@ -59,6 +59,7 @@ type command struct {
 	drain           *time.Timer
 	attend          *time.Timer // see chronus.attend
 	settled         bool
+	dying           bool // it was killed as a tree
 	out             [2]output
 	stdin, script   *input
 	sess            *session // nil while no edge is connected
@@ -254,6 +255,10 @@ func (c *command) killTree() {
 		c.srv.pumps.Go(func() { x.interrupt(c) })
 		return
 	}
+	if pid := c.pid; !c.dying {
+		c.dying = true
+		c.srv.pumps.Go(func() { untrace(pid, c.wasReaped) })
+	}
 	if c.cgroup != nil {
 		err := c.cgroup.kill()
 		if err == nil {
@@ -262,6 +267,12 @@ func (c *command) killTree() {
 		c.srv.log.Error("kill by control group", "command_id", c.id, "error", err)
 	}
 	_ = unix.Kill(-c.pid, unix.SIGKILL) // fails only if the whole group has gone
+}
+
+func (c *command) wasReaped() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reaped
 }
 
 func (c *command) signal(s unix.Signal) {

@@ -73,3 +73,21 @@ func FuzzParseMember(f *testing.F) {
 	f.Add([]byte("17 (a) b (c) R 3 17 16 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 123456 1 2"))
 	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = parseMember(1, b) })
 }
+
+func FuzzParseTracer(f *testing.F) {
+	f.Add([]byte("Name:\ta\nPPid:\t7\nTracerPid:\t12\nUid:\t0"))
+	f.Add([]byte("Name:\ta\nTracerPid:\t-1\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if parseTracer(b) < 0 {
+			t.Errorf("%q", b)
+		}
+	})
+}
+
+func TestParseTracer(t *testing.T) {
+	for status, want := range map[string]int{"Name:\ta\nPPid:\t7\nTracerPid:\t12\nUid:\t0": 12, "Name:\tTracerPid:\\n9\nTracerPid:\t0\n": 0, "": 0, "\nTracerPid:\tx\n": 0} {
+		if got := parseTracer([]byte(status)); got != want {
+			t.Errorf("%q: %d", status, got)
+		}
+	}
+}

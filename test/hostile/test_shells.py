@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from attacked import PATIENCE, Box, reason, wait_for
@@ -16,8 +20,8 @@ ENDS = {"killed", "timeout", "broken", "unresponsive", "exited"}
 
 # What attackers have in common: the shell's process, and its ends of pipes, wherever it has them at the moment.
 PRELUDE = """
-import os, signal, sys, time
-shell = int(sys.argv[1])
+import ctypes, os, signal, sys, time
+shell, libc = int(sys.argv[1]), ctypes.CDLL(None, use_errno=True)
 def pipes(mode):
     found = []
     for fd in os.listdir(f"/proc/{shell}/fd"):
@@ -46,6 +50,7 @@ ATTACKS_ON_SHELLS = {
     "what it is to read, taken": "into = pipes(os.O_RDONLY); ready()\nwhile True: each(into, lambda fd: os.read(fd, 65536))",
     "stopped": "os.kill(shell, signal.SIGSTOP); ready()\ntime.sleep(1000)",
     "stopped again and again": "ready()\nwhile True: os.kill(shell, signal.SIGSTOP); os.kill(shell, signal.SIGCONT)",
+    "held by a tracer": "libc.ptrace(16, shell, 0, 0); ready()\ntime.sleep(1000)",
     "all signals": "ready()\nfor n in list(range(1, 65)) * 100:\n  if n not in (9, 19, 32, 33): os.kill(shell, n)\ntime.sleep(1000)",
 }
 
@@ -96,6 +101,12 @@ def victim(box: Box) -> Iterator[Victim]:
         s.close()
 
 
+def resources(platform: Platform, box: Box) -> tuple[int, int]:
+    """Descriptors and children of aether."""
+    pid = platform.aether_pid(box.sandbox.id)
+    return len(os.listdir(f"/proc/{pid}/fd")), len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
 @pytest.mark.parametrize("attack", ATTACKS_ON_SHELLS)
 def test_an_attacked_session_ends_and_harms_no_other(victim: Victim, attack: str) -> None:
     attacker = victim.attack(ATTACKS_ON_SHELLS[attack])
@@ -111,11 +122,12 @@ def test_an_attacked_session_ends_and_harms_no_other(victim: Victim, attack: str
         assert anew.run("echo anew") == _Like("anew\n", 0)
 
 
-def test_a_command_whose_shell_is_stopped_can_be_ended(victim: Victim) -> None:
+@pytest.mark.parametrize("attack", ["stopped", "held by a tracer"])
+def test_a_command_whose_shell_is_stopped_can_be_ended(victim: Victim, attack: str) -> None:
     running = victim.session.start("echo begun; sleep 1000; echo no")
     behind = victim.session.start("echo never")
     wait_for("it runs", lambda: running.poll().stdout)
-    attacker = victim.attack(ATTACKS_ON_SHELLS["stopped"])
+    attacker = victim.attack(ATTACKS_ON_SHELLS[attack])
     victim.assert_others_are_well()
     running.kill()
     r = running.wait()
@@ -124,6 +136,19 @@ def test_a_command_whose_shell_is_stopped_can_be_ended(victim: Victim) -> None:
     assert victim.session.refresh().reason == "killed"
     attacker.kill()
     attacker.wait()
+
+
+def test_a_traced_command_can_be_ended(box: Box) -> None:
+    """The kernel tells a tracer of its end first, which then need not pass it on."""
+    running = box.sandbox.start("echo $$; sleep 1000")
+    wait_for("it runs", lambda: running.poll().stdout)
+    code = PRELUDE + ATTACKS_ON_SHELLS["held by a tracer"]
+    attacker = box.sandbox.start(["python3", "-c", code, running.poll().stdout.strip()])
+    wait_for("it is held", lambda: "ready" in attacker.poll().stdout)
+    running.kill()
+    assert running.wait().killed
+    assert attacker.wait().signal == 9
+    box.assert_well()
 
 
 def test_a_forged_status_is_a_result_of_that_session_alone(victim: Victim) -> None:
@@ -148,6 +173,34 @@ def test_closed_descriptors(victim: Victim) -> None:
     assert r.stdout == "a\n" and not r.timed_out
     wait_for("the session has ended", lambda: victim.session.refresh().ended)
     victim.assert_others_are_well()
+
+
+def test_fork_bomb_in_a_session(new_box: Callable[..., AbstractContextManager[Box]], platform: Platform) -> None:
+    with new_box(pids_limit=128) as box:
+        box.assert_well()
+        before = resources(platform, box)
+        session = box.sandbox.session("bomb")
+        r = session.run("bomb() { bomb | bomb & }; bomb; while :; do (:) & done", timeout=3)
+        assert r.timed_out or r.exit_code != 0
+        session.close()
+        wait_for("all of it has ended", lambda: reason(lambda: box.sh("true")) == "ok")
+        box.assert_well()
+        wait_for("nothing of it is left", lambda: resources(platform, box)[0] <= before[0] + 8)  # a few groups are kept for the next ones
+
+
+def test_sessions_without_end(new_box: Callable[..., AbstractContextManager[Box]], platform: Platform) -> None:
+    with new_box(pids_limit=512) as box:
+        box.assert_well()
+        before = resources(platform, box)
+        with ThreadPoolExecutor(4) as pool:
+            got = list(pool.map(lambda i: reason(lambda: box.sandbox.session(f"s{i}")), range(10_000)))
+        assert (got.count("ok"), got.count("sandbox_resources")) == (64, 10_000 - 64)
+        assert len(box.sandbox.list_sessions()) == 64
+        box.assert_well()
+        for info in box.sandbox.list_sessions():
+            box.sandbox.session(info.name).close()
+        assert box.sandbox.list_sessions() == []
+        wait_for("nothing of them is left", lambda: resources(platform, box)[0] <= before[0] + 8)  # a few groups are kept for the next ones
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", ".", "..", "a\0b", "a\nb", "a b", "ä", "x" * 65, "%2e%2e", "$(id)", "-" * 65])
