@@ -261,3 +261,8 @@ func printFailpoints(w io.Writer) error {
 	}
 	return nil
 }
+
+func checkResolvers(list []string) error {
+	_, err := names.ParseServers(list)
+	return err
+}

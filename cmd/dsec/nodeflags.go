@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	names "dsec/internal/edge/resolve"
 	"dsec/internal/inflight"
 	"dsec/internal/linux"
 )
@@ -44,7 +43,7 @@ func (o *nodeFlags) check() error {
 	if o.requests.Streams < 1 || o.requests.Calls < 1 {
 		return usagef("--project-streams %d --project-calls %d: they are numbers from 1 on", o.requests.Streams, o.requests.Calls)
 	}
-	if _, err := names.ParseServers(o.resolvers); err != nil {
+	if err := checkResolvers(o.resolvers); err != nil {
 		return usagef("--resolver: %v", err)
 	}
 	if _, err := newLogger(io.Discard, o.logLevel); err != nil {
