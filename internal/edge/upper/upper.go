@@ -125,7 +125,7 @@ func Open(ctx context.Context, o Options) (*Pool, error) {
 
 // makePool replaces the pool's file by an empty file system and mounts it.
 func (p *Pool) makePool(ctx context.Context, bytes int64) error {
-	if err := os.Remove(p.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := p.removeFiles(); err != nil {
 		return err
 	}
 	_, free, err := linux.DiskSpace(filepath.Dir(p.file))
@@ -135,16 +135,21 @@ func (p *Pool) makePool(ctx context.Context, bytes int64) error {
 	if bytes, err = poolSize(bytes, free); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(p.file, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	// Under a name that nobody else uses: an mkfs outlives the process that started it, if that is killed.
+	f, err := os.CreateTemp(filepath.Dir(p.file), poolFile+".")
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := f.Truncate(bytes); err != nil {
-		return err
+	err = f.Truncate(bytes)
+	if err == nil {
+		err = mkfs(ctx, f.Name())
 	}
-	if err := mkfs(ctx, p.file); err != nil {
-		return err
+	if err == nil {
+		err = os.Rename(f.Name(), p.file)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
 	}
 	device, err := linux.AttachLoop(f, linux.LoopOptions{DirectIO: true, BlockSize: sectorSize})
 	if err != nil {
@@ -152,6 +157,17 @@ func (p *Pool) makePool(ctx context.Context, bytes int64) error {
 	}
 	defer device.Close() // from here on the mount keeps it
 	return linux.MountBtrfs(device.Name(), p.dir)
+}
+
+// removeFiles removes the file of an earlier pool, also one that was not finished.
+func (p *Pool) removeFiles() error {
+	entries, err := os.ReadDir(filepath.Dir(p.file))
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), poolFile) {
+			err = errors.Join(err, os.Remove(filepath.Join(filepath.Dir(p.file), e.Name())))
+		}
+	}
+	return err
 }
 
 // poolSize is how large a new pool becomes.
