@@ -311,6 +311,7 @@ func TestSetNetworkWithoutItsCaller(t *testing.T) {
 			}
 		})
 		id := w.create()
+		synctest.Wait() // what follows a create has taken its turn
 		asked := map[string]bool{"slow.example:443": true}
 		ctx, cancel := context.WithCancel(w.user())
 		done := make(chan error)

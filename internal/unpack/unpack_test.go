@@ -178,6 +178,7 @@ func FuzzTree(f *testing.F) {
 
 func TestAttributes(t *testing.T) {
 	target, _ := outside(t)
+	t.Cleanup(func() { _ = os.Chmod(filepath.Join(target, "d"), 0o700) }) // or the directory cannot be removed
 	list := []pax.Xattr{{Name: "security.capability", Value: "x"}, {Name: "trusted.x", Value: "x"}, {Name: "user.mine", Value: "a\x00b"}}
 	got, err := Tree(target, bytes.NewReader(archive(t, pax.Header{Name: "d/", Type: pax.Dir, Mode: 0o500, Xattrs: list},
 		pax.Header{Name: "d/f", Type: pax.File, Mode: 0o400, Size: 3, Xattrs: list})), Options{})
