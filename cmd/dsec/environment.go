@@ -221,29 +221,9 @@ func (k environmentKind) inspectCommand() command {
 		name: "inspect", group: groupEnvironments, args: "NAME[:TAG]...",
 		summary: "show all that is known of " + k.word + "s",
 		details: "Prints a JSON array, or with --json one line for each.",
-		setup: func(f *flagSet) action {
-			contextName := contextFlag(f)
-			var asJSON bool
-			jsonFlag(f, &asJSON, "print one line of JSON for each")
-			return func(ctx context.Context, c *console, args []string) error {
-				if err := wantArgs(args, 1, -1, "the name"); err != nil {
-					return err
-				}
-				cl, err := c.dial(*contextName)
-				if err != nil {
-					return err
-				}
-				var found []any
-				for _, name := range args {
-					e, err := cl.GetEnvironment(ctx, k.kind, name)
-					if err != nil {
-						return err
-					}
-					found = append(found, e)
-				}
-				return c.printInspected(found, asJSON)
-			}
-		},
+		setup: inspectEach("the name", func(ctx context.Context, cl *client.Client, name string) (*dsecv1.Environment, error) {
+			return cl.GetEnvironment(ctx, k.kind, name)
+		}),
 	}
 }
 

@@ -21,7 +21,7 @@ var inspectCommand = command{
   dsec inspect s4k2
   dsec inspect image/python:3.12
   dsec inspect --json s4k2 | jq .reason`,
-	setup: setupInspect,
+	setup: inspectEach("what to inspect", inspect),
 }
 
 // kindWords are what users call the kinds of environments.
@@ -29,27 +29,30 @@ var kindWords = map[string]string{
 	"image": image.KindBase, "base": image.KindBase, "workspace": image.KindWorkspace, "toolkit": image.KindToolkit,
 }
 
-func setupInspect(f *flagSet) action {
-	contextName := contextFlag(f)
-	var asJSON bool
-	jsonFlag(f, &asJSON, "print one line of JSON for each")
-	return func(ctx context.Context, c *console, args []string) error {
-		if err := wantArgs(args, 1, -1, "what to inspect"); err != nil {
-			return err
-		}
-		cl, err := c.dial(*contextName)
-		if err != nil {
-			return err
-		}
-		found := make([]any, 0, len(args))
-		for _, ref := range args {
-			m, err := inspect(ctx, cl, ref)
+// inspectEach is the action of commands that print all that is known of what their arguments name.
+func inspectEach[T any](what string, get func(ctx context.Context, cl *client.Client, name string) (T, error)) func(*flagSet) action {
+	return func(f *flagSet) action {
+		contextName := contextFlag(f)
+		var asJSON bool
+		jsonFlag(f, &asJSON, "print one line of JSON for each")
+		return func(ctx context.Context, c *console, args []string) error {
+			if err := wantArgs(args, 1, -1, what); err != nil {
+				return err
+			}
+			cl, err := c.dial(*contextName)
 			if err != nil {
 				return err
 			}
-			found = append(found, m)
+			found := make([]any, 0, len(args))
+			for _, name := range args {
+				m, err := get(ctx, cl, name)
+				if err != nil {
+					return err
+				}
+				found = append(found, m)
+			}
+			return c.printInspected(found, asJSON)
 		}
-		return c.printInspected(found, asJSON)
 	}
 }
 

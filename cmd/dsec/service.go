@@ -194,29 +194,9 @@ var serviceInspectCommand = command{
 	name: "inspect", group: groupNetwork, args: "NAME...",
 	summary: "show all that is known of services",
 	details: "Prints a JSON array, or with --json one line for each.",
-	setup: func(f *flagSet) action {
-		contextName := contextFlag(f)
-		var asJSON bool
-		jsonFlag(f, &asJSON, "print one line of JSON for each")
-		return func(ctx context.Context, c *console, args []string) error {
-			if err := wantArgs(args, 1, -1, "the name"); err != nil {
-				return err
-			}
-			cl, err := c.dial(*contextName)
-			if err != nil {
-				return err
-			}
-			var found []any
-			for _, name := range args {
-				s, err := cl.GetService(ctx, name)
-				if err != nil {
-					return err
-				}
-				found = append(found, s)
-			}
-			return c.printInspected(found, asJSON)
-		}
-	},
+	setup: inspectEach("the name", func(ctx context.Context, cl *client.Client, name string) (*dsecv1.ServiceDefinition, error) {
+		return cl.GetService(ctx, name)
+	}),
 }
 
 var serviceRmCommand = command{
