@@ -17,12 +17,18 @@ class Terminal:
 
     def __init__(self, platform: Platform, *args: str, size: tuple[int, int] = (0, 0)) -> None:
         self.screen = b""
+        go, start = os.pipe()
         pid, self.fd = pty.fork()
         if pid == 0:  # nothing but calls of the kernel here: the test's threads are not in this process
+            os.read(go, 1)
             termios.tcsetwinsize(0, size)
             os.execve(BIN / "dsec", ["dsec", *args], {**platform.env, "TERM": "xterm"})
         self.pid = pid
         self.status: int | None = None
+        self.mode_before = self.mode()  # before dsec can have changed it
+        os.write(start, b".")
+        for end in (start, go):
+            os.close(end)
         wait_for("dsec runs", lambda: not self.is_python())
 
     def is_python(self) -> bool:

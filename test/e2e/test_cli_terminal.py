@@ -50,7 +50,6 @@ def raw(t: Terminal) -> bool:
 
 def test_shell_feels_like_ssh(platform: Platform, terminal: Open, sandbox: str) -> None:
     t = terminal("shell", sandbox, size=(31, 97))
-    before = t.mode()
     prompt(t)
     assert raw(t)
     say(t, "stty size; tty", b"31 97\r\n/dev/pts/0")
@@ -66,7 +65,7 @@ def test_shell_feels_like_ssh(platform: Platform, terminal: Open, sandbox: str) 
     say(t, "pwd; echo $((x + 1))", b"/usr/share\r\n6\r\n")
     t.type(b"exit 7\n")
     assert t.end() == 7
-    assert t.mode() == before
+    assert t.mode() == t.mode_before
 
 
 def test_keys_go_inside_and_job_control_works(platform: Platform, terminal: Open, sandbox: str) -> None:
