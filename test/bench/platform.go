@@ -128,7 +128,11 @@ func (p *platform) create(ctx context.Context) (string, error) {
 }
 
 func (p *platform) exec(ctx context.Context, id string) error {
-	r, err := p.client.Sandbox(id).Run(ctx, &dsecv1.Command{Argv: []string{"/bin/true"}})
+	return p.execProgram(ctx, id, "/bin/true")
+}
+
+func (p *platform) execProgram(ctx context.Context, id, program string) error {
+	r, err := p.client.Sandbox(id).Run(ctx, &dsecv1.Command{Argv: []string{program}})
 	if err != nil {
 		return fmt.Errorf("exec: %w", err)
 	}
