@@ -58,7 +58,7 @@ stop: ## end the local platform and remove all that it made
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
-.PHONY: lint test test-unit test-root test-e2e test-long bench fuzz
+.PHONY: lint test test-unit test-root lab test-e2e test-long bench fuzz
 lint: venv ## formatting, vet, types, drift of generated code
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -d $$(git ls-files '*.go') | head -50; exit 1; }
 	$(GO) vet ./...
@@ -81,6 +81,11 @@ test-unit: build venv ## no privileges, with the race detector; 4 min
 
 test-root: build deps-test ## needs root and this kernel; 8 min
 	$(GO) run ./test/gotest -tags rootful -p 1 -timeout 20m -run "$$(scripts/root-tests.sh names)" $$(scripts/root-tests.sh packages)
+
+KERNEL ?= 6.1
+lab: deps-test ## the root tier on Debian's kernel under QEMU, with cgroup v2; KERNEL=6.12 for the newer one; 8 min
+	@scripts/deps.sh lab
+	$(GO) run ./test/lab -kernel $(KERNEL)
 
 test-e2e: build venv ## through the SDK and real daemons; 8 min
 	DSEC_BIN=$(CURDIR)/$(BIN) $(call bound,45m) $(VENV)/bin/python -m pytest -q test/e2e test/hostile -m "not long"

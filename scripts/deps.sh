@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Installs Debian packages that are missing. "run": what building and running dsec need; "test": the tests' as well.
+# Installs Debian packages that are missing. "run": what building and running dsec need; "test": the tests' as well;
+# "lab": those of the guests that run tests.
 set -euo pipefail
 case "${1:-run}" in
 run) want=(gcc libc6-dev musl-tools btrfs-progs busybox-static mmdebstrap iproute2 python3-pytest python3-pip git ca-certificates) ;;
 test) want=(erofs-utils protobuf-compiler libprotobuf-dev python3-venv attr crun) ;;
+lab) want=(qemu-system-x86 kmod e2fsprogs erofs-utils musl-tools mmdebstrap busybox-static) ;;
 bench) want=(crun docker.io) ;;
-*) echo "usage: deps.sh run|test|bench" >&2; exit 2 ;;
+*) echo "usage: deps.sh run|test|lab|bench" >&2; exit 2 ;;
 esac
 missing=()
 for p in "${want[@]}"; do

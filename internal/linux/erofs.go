@@ -60,4 +60,4 @@ func mountErofs(target, source string, devices []string) error {
 // NeedsLoop reports whether a mount failed because its file system does not let the kernel read a file directly.
 func NeedsLoop(err error) bool { return errors.Is(err, unix.ENOTBLK) }
 
-func procFD(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+func procFD(f *os.File) string { return fdPath(int(f.Fd())) }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 
 	"dsec/internal/aether/config"
 	"dsec/internal/edge/driver"
@@ -116,35 +115,31 @@ func (d *Driver) build(b *built, spec driver.Spec, slot int) error {
 
 // buildRoot makes the overlay. Layers and upper are seen through the sandbox's ids.
 func (d *Driver) buildRoot(b *built, spec driver.Spec, slot, userNS int) error {
-	layers := append(slices.Clone(spec.Rootfs.Lowers), d.host.skeleton)
-	options := make([]linux.FSOption, 0, len(layers)+6)
-	for _, dir := range layers {
+	var o linux.Overlay
+	for _, dir := range append(slices.Clone(spec.Rootfs.Lowers), d.host.skeleton) {
 		fd, err := b.own(linux.CloneMountWith(dir, linux.MountAttr{Set: linux.MountReadOnly, UserNS: userNS}))
 		if err != nil {
 			return fmt.Errorf("layer: %w", err)
 		}
-		options = append(options, linux.FSOption{Key: "lowerdir+", Value: fdPath(fd)})
+		o.Lowers = append(o.Lowers, fd)
 	}
 	upper, err := b.own(linux.CloneMountWith(spec.Rootfs.Upper.Dir, linux.MountAttr{UserNS: userNS}))
 	if err != nil {
 		return fmt.Errorf("upper directory: %w", err)
 	}
-	for key, name := range map[string]string{"upperdir": "u", "workdir": "w"} {
-		fd, err := b.own(linux.OpenPathAt(upper, name))
-		if err != nil {
+	for name, place := range map[string]*int{"u": &o.Upper, "w": &o.Work} {
+		if *place, err = b.own(linux.OpenPathAt(upper, name)); err != nil {
 			return fmt.Errorf("upper directory: %w", err)
 		}
-		options = append(options, linux.FSOption{Key: key, Value: fdPath(fd)})
 	}
 	// volatile: what is in the upper does not outlive a reset of the machine anyway, so nothing waits for the disk. The others
 	// keep the upper in the plain form that a layer can be made of.
-	options = append(options, linux.FSOption{Key: "volatile", Flag: true}, linux.FSOption{Key: "index", Value: "off"},
-		linux.FSOption{Key: "metacopy", Value: "off"}, linux.FSOption{Key: "redirect_dir", Value: "off"})
+	o.Options = []linux.FSOption{{Key: "volatile", Flag: true}, {Key: "index", Value: "off"}, {Key: "metacopy", Value: "off"}, {Key: "redirect_dir", Value: "off"}}
 	first := int(d.ranges.first(slot))
 	root := -1
 	err = linux.WithFSIDs(first, first, func() (err error) {
 		// Device nodes in a layer or made by whomever must not work: nodev. Programs with setuid must: no nosuid.
-		if root, err = linux.FSMount("overlay", options, linux.MountNoDev); err != nil {
+		if root, err = d.host.overlays.mount(o); err != nil {
 			return err
 		}
 		return linux.CheckWritable(root)
@@ -162,8 +157,6 @@ func (d *Driver) buildRoot(b *built, spec driver.Spec, slot, userNS int) error {
 	}
 	return nil
 }
-
-func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // buildMounts makes /dev and clones /sys.
 func (d *Driver) buildMounts(b *built, spec driver.Spec, userNS int) error {

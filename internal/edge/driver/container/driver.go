@@ -33,7 +33,7 @@ type Options struct {
 
 // dirs are the places under RunDir.
 type dirs struct {
-	users, sockets, records, skeleton, aether string
+	users, sockets, records, skeleton, aether, places string
 }
 
 // A Driver runs sandboxes as containers. It implements driver.Driver.
@@ -74,7 +74,7 @@ func Open(ctx context.Context, o Options) (_ *Driver, err error) {
 	}
 	d := &Driver{log: o.Log, boxes: map[sandbox.ID]*box{}, dirs: dirs{
 		users: filepath.Join(o.RunDir, "users"), sockets: filepath.Join(o.RunDir, "g"), records: filepath.Join(o.RunDir, "c"),
-		skeleton: filepath.Join(o.RunDir, "skeleton"), aether: filepath.Join(o.RunDir, "aether"),
+		skeleton: filepath.Join(o.RunDir, "skeleton"), aether: filepath.Join(o.RunDir, "aether"), places: filepath.Join(o.RunDir, "m"),
 	}}
 	d.records = records{dir: d.dirs.records}
 	defer func() {
@@ -201,7 +201,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	d.Detach()
 	errs := []error{d.ranges.removeAll(), os.Remove(d.dirs.aether)}
-	for _, dir := range []string{d.dirs.users, d.dirs.sockets, d.dirs.records} {
+	for _, dir := range []string{d.dirs.users, d.dirs.sockets, d.dirs.records, d.dirs.places} {
 		errs = append(errs, os.Remove(dir))
 	}
 	if err := errors.Join(append(errs, os.RemoveAll(d.dirs.skeleton))...); err != nil {

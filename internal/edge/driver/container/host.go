@@ -22,6 +22,7 @@ type host struct {
 	filter   []byte
 	masks    []mask
 	nofile   uint64
+	overlays overlays
 }
 
 const maxNofile = 1 << 16
@@ -42,6 +43,9 @@ func openHost(ctx context.Context, o Options, d dirs, stage *stageRunner) (_ *ho
 	h.nofile = min(h.nofile, maxNofile)
 	h.masks = presentMasks("/")
 	if err := makeSkeleton(d.skeleton); err != nil {
+		return nil, err
+	}
+	if h.overlays, err = openOverlays(d.places, filepath.Join(d.skeleton, "etc"), filepath.Join(d.skeleton, "tmp")); err != nil {
 		return nil, err
 	}
 	if h.mountNS, err = makeMountNS(ctx, stage, d.skeleton); err != nil {

@@ -1,0 +1,84 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"dsec/internal/linux"
+)
+
+// An overlays makes roots in the way that this kernel has: with layers given one by one, or as one string.
+type overlays struct {
+	places string // directory of those for a moment; "" if the kernel takes layers one by one
+}
+
+// openOverlays tries which way works, with two directories that exist, and removes what a killed process left in places.
+func openOverlays(places, lower, lowest string) (_ overlays, err error) {
+	if err := clearPlaces(places); err != nil {
+		return overlays{}, err
+	}
+	o := linux.Overlay{}
+	for _, dir := range []string{lower, lowest} {
+		fd, err := linux.OpenPath(dir)
+		if err != nil {
+			return overlays{}, err
+		}
+		defer linux.Close(fd)
+		o.Lowers = append(o.Lowers, fd)
+	}
+	fd, oneByOne := linux.FSMountOverlay(o)
+	if oneByOne == nil {
+		linux.Close(fd)
+		return overlays{}, nil
+	}
+	w := overlays{places: places}
+	if fd, err = w.mount(o); err != nil {
+		return overlays{}, unsupported("overlay file systems", errors.Join(oneByOne, err))
+	}
+	linux.Close(fd)
+	return w, nil
+}
+
+func clearPlaces(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make run directory: %w", err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if err := errors.Join(linux.UnmountPath(path, true), linux.RemoveDir(path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w overlays) mount(o linux.Overlay) (fd int, err error) {
+	if w.places == "" {
+		return linux.FSMountOverlay(o)
+	}
+	place, err := os.MkdirTemp(w.places, "")
+	if err != nil {
+		return -1, err
+	}
+	fd, err = linux.MountOverlay(o, place)
+	if undo := linux.RemoveDir(place); undo != nil {
+		linux.Close(fd)
+		return -1, errors.Join(err, undo)
+	}
+	return fd, err
+}
+
+// feature says for people how roots are made.
+func (w overlays) feature() string {
+	how := "by fsconfig"
+	if w.places != "" {
+		how = "by one string of options (kernel before 6.7), at most 240 layers"
+	}
+	return "overlay " + how + ", idmapped layers and upper, volatile, nodev"
+}
