@@ -98,3 +98,6 @@ func OpenWrite(path string) (int, error) {
 func IsBrokenPipe(err error) bool {
 	return errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
 }
+
+// IsInvalid reports whether the kernel does not know what it was asked for, or not in that form.
+func IsInvalid(err error) bool { return errors.Is(err, unix.EINVAL) }

@@ -97,7 +97,7 @@ func (d *Driver) build(b *built, spec driver.Spec, slot int) error {
 	if err := d.buildRoot(b, spec, slot, userNS); err != nil {
 		return err
 	}
-	if err := d.buildMounts(b, spec, userNS); err != nil {
+	if err := d.buildMounts(b, spec, slot); err != nil {
 		return err
 	}
 	etc, err := d.buildEtc(b, spec, userNS)
@@ -116,13 +116,18 @@ func (d *Driver) build(b *built, spec driver.Spec, slot int) error {
 // buildRoot makes the overlay. Layers and upper are seen through the sandbox's ids.
 func (d *Driver) buildRoot(b *built, spec driver.Spec, slot, userNS int) error {
 	var o linux.Overlay
-	for _, dir := range append(slices.Clone(spec.Rootfs.Lowers), d.host.skeleton) {
+	for _, dir := range spec.Rootfs.Lowers {
 		fd, err := b.own(linux.CloneMountWith(dir, linux.MountAttr{Set: linux.MountReadOnly, UserNS: userNS}))
 		if err != nil {
 			return fmt.Errorf("layer: %w", err)
 		}
 		o.Lowers = append(o.Lowers, fd)
 	}
+	lowest, err := b.own(d.skeletons.clone(d.ranges, slot, userNS))
+	if err != nil {
+		return fmt.Errorf("lowest layer: %w", err)
+	}
+	o.Lowers = append(o.Lowers, lowest)
 	upper, err := b.own(linux.CloneMountWith(spec.Rootfs.Upper.Dir, linux.MountAttr{UserNS: userNS}))
 	if err != nil {
 		return fmt.Errorf("upper directory: %w", err)
@@ -159,8 +164,8 @@ func (d *Driver) buildRoot(b *built, spec driver.Spec, slot, userNS int) error {
 }
 
 // buildMounts makes /dev and clones /sys.
-func (d *Driver) buildMounts(b *built, spec driver.Spec, userNS int) error {
-	dev, err := devTree(userNS)
+func (d *Driver) buildMounts(b *built, spec driver.Spec, slot int) error {
+	dev, err := devTree(int(d.ranges.first(slot)))
 	if err := b.put(fdDev, dev, err); err != nil {
 		return err
 	}

@@ -33,18 +33,19 @@ type Options struct {
 
 // dirs are the places under RunDir.
 type dirs struct {
-	users, sockets, records, skeleton, aether, places string
+	users, sockets, records, skeleton, skeletons, aether, places string
 }
 
 // A Driver runs sandboxes as containers. It implements driver.Driver.
 type Driver struct {
-	log     *slog.Logger
-	dirs    dirs
-	stage   *stageRunner
-	host    *host
-	ranges  *idRanges
-	sockets *linux.SocketDir
-	records records
+	log       *slog.Logger
+	dirs      dirs
+	stage     *stageRunner
+	host      *host
+	ranges    *idRanges
+	skeletons skeletons
+	sockets   *linux.SocketDir
+	records   records
 
 	failStep uint32             // tests: the step of stage that fails
 	reached  func(point string) // tests: called where a kill of this process is interesting
@@ -74,15 +75,16 @@ func Open(ctx context.Context, o Options) (_ *Driver, err error) {
 	}
 	d := &Driver{log: o.Log, boxes: map[sandbox.ID]*box{}, dirs: dirs{
 		users: filepath.Join(o.RunDir, "users"), sockets: filepath.Join(o.RunDir, "g"), records: filepath.Join(o.RunDir, "c"),
-		skeleton: filepath.Join(o.RunDir, "skeleton"), aether: filepath.Join(o.RunDir, "aether"), places: filepath.Join(o.RunDir, "m"),
+		skeleton: filepath.Join(o.RunDir, "skeleton"), skeletons: filepath.Join(o.RunDir, "skeletons"), aether: filepath.Join(o.RunDir, "aether"), places: filepath.Join(o.RunDir, "m"),
 	}}
 	d.records = records{dir: d.dirs.records}
+	d.skeletons.common, d.skeletons.own = d.dirs.skeleton, d.dirs.skeletons
 	defer func() {
 		if err != nil {
 			d.closeFiles()
 		}
 	}()
-	for _, dir := range []string{d.dirs.users, d.dirs.sockets, d.dirs.records, d.dirs.skeleton} {
+	for _, dir := range []string{d.dirs.users, d.dirs.sockets, d.dirs.records, d.dirs.skeleton, d.dirs.skeletons} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("make run directory: %w", err)
 		}
@@ -204,7 +206,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	for _, dir := range []string{d.dirs.users, d.dirs.sockets, d.dirs.records, d.dirs.places} {
 		errs = append(errs, os.Remove(dir))
 	}
-	if err := errors.Join(append(errs, os.RemoveAll(d.dirs.skeleton))...); err != nil {
+	if err := errors.Join(append(errs, os.RemoveAll(d.dirs.skeleton), os.RemoveAll(d.dirs.skeletons))...); err != nil {
 		return fmt.Errorf("remove what the container driver made: %w", err)
 	}
 	return nil

@@ -16,9 +16,8 @@ import (
 
 // host is what all sandboxes of an edge use: made once, read-only.
 type host struct {
-	skeleton string // the lowest layer: places that every sandbox needs
-	mountNS  int    // the small mount namespace from which sandboxes are cloned
-	aether   int    // aether's program: a mount of its own, without a path
+	mountNS  int // the small mount namespace from which sandboxes are cloned
+	aether   int // aether's program: a mount of its own, without a path
 	filter   []byte
 	masks    []mask
 	nofile   uint64
@@ -28,7 +27,7 @@ type host struct {
 const maxNofile = 1 << 16
 
 func openHost(ctx context.Context, o Options, d dirs, stage *stageRunner) (_ *host, err error) {
-	h := &host{skeleton: d.skeleton, mountNS: -1, aether: -1}
+	h := &host{mountNS: -1, aether: -1}
 	defer func() {
 		if err != nil {
 			h.close()
@@ -85,44 +84,20 @@ func presentMasks(root string) []mask {
 	return masks
 }
 
-// makeSkeleton makes the lowest layer, so that a mount finds its place also in an image without it, and nothing has to be
-// written to the upper directory. It is never changed while sandboxes use it: what is there is left as it is.
-func makeSkeleton(dir string) error {
-	modes := []struct {
-		path string
-		mode os.FileMode
-	}{{"proc", 0o555}, {"sys", 0o555}, {"dev", 0o755}, {"etc", 0o755}, {"run", 0o755}, {"tmp", 0o777 | os.ModeSticky}}
-	for _, m := range modes {
-		path := filepath.Join(dir, m.path)
-		if _, err := os.Lstat(path); err == nil {
-			continue
-		}
-		if err := errors.Join(os.Mkdir(path, 0o755), os.Chmod(path, m.mode)); err != nil {
-			return fmt.Errorf("make skeleton: %w", err)
-		}
-	}
-	for _, name := range etcFiles {
-		f, err := os.OpenFile(filepath.Join(dir, "etc", name), os.O_CREATE|os.O_RDONLY, 0o644)
-		if err != nil {
-			return fmt.Errorf("make skeleton: %w", err)
-		}
-		f.Close()
-	}
-	return nil
-}
-
-// devTree makes a sandbox's /dev: a read-only tmpfs, seen through its ids. Each has one of its own, which costs some 0.1 ms:
+// devTree makes a sandbox's /dev: a read-only tmpfs that belongs to its root. Each has one of its own, which costs some 0.1 ms:
 // locks and watches belong to files, so that with one tree for all everybody could hold a lock on /dev/null, and see through a
 // watch when others use it.
-func devTree(userNS int) (int, error) {
-	fd, err := linux.FSMount("tmpfs", []linux.FSOption{{Key: "mode", Value: "755"}, {Key: "size", Value: "64k"}},
-		linux.MountNoSUID|linux.MountNoExec)
-	if err != nil {
-		return -1, fmt.Errorf("make device tree: %w", err)
-	}
-	err = fillDevTree(fd)
+func devTree(root int) (fd int, err error) {
+	err = linux.WithFSIDs(root, root, func() error {
+		fd, err = linux.FSMount("tmpfs", []linux.FSOption{{Key: "mode", Value: "755"}, {Key: "size", Value: "64k"}},
+			linux.MountNoSUID|linux.MountNoExec)
+		if err == nil {
+			err = fillDevTree(fd)
+		}
+		return err
+	})
 	if err == nil {
-		err = linux.SetMountAttr(fd, linux.MountAttr{Set: linux.MountReadOnly, UserNS: userNS})
+		err = linux.SetMountAttr(fd, linux.MountAttr{Set: linux.MountReadOnly})
 	}
 	if err != nil {
 		linux.Close(fd)

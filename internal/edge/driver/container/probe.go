@@ -34,6 +34,7 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capabilities, error) {
 		"launcher":        "stage, PID 1 is a child of the edge (CLONE_PARENT)",
 		"user_namespaces": fmt.Sprintf("%d ranges of %d ids from %d on, made ahead", d.ranges.capacity, idsPerRange, d.ranges.base),
 		"root":            d.host.overlays.feature(),
+		"lowest_layer":    d.skeletons.feature(),
 		"system_calls":    fmt.Sprintf("seccomp, %d instructions, stricter than %s", len(d.host.filter)/sockFilter, policy.ProfileSource),
 		"devices":         "read-only tree, nodev elsewhere, BPF device program",
 		"masks":           fmt.Sprintf("%d paths of /proc", len(d.host.masks)),
