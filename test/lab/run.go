@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -25,14 +24,12 @@ const (
 // A run is the tests that guests share.
 type run struct {
 	verbose bool
-	skips   map[string]bool // tests that may be skipped
 	times   *times
 
 	mu      sync.Mutex
 	waiting []test // the longest first
 	passed  int
 	failed  []test
-	skipped []test
 }
 
 func newRun(o options, tests []test, known *times) *run {
@@ -50,13 +47,6 @@ func newRun(o options, tests []test, known *times) *run {
 
 // all runs every test on as many guests as it may have.
 func (r *run) all(ctx context.Context, m machine, guests int) error {
-	text, err := os.ReadFile("test/skips.txt")
-	if err == nil {
-		r.skips, err = readList(string(text))
-	}
-	if err != nil {
-		return fmt.Errorf("test/skips.txt: %w", err)
-	}
 	total := len(r.waiting)
 	say("%d tests", total)
 	var wg sync.WaitGroup
@@ -68,9 +58,9 @@ func (r *run) all(ctx context.Context, m machine, guests int) error {
 	for _, t := range r.failed {
 		say("FAILED   %s", t)
 	}
-	say("%d passed, %d failed, %d skipped, %d not run", r.passed, len(r.failed), len(r.skipped), len(r.waiting))
-	err = errors.Join(append(errs, r.times.save())...)
-	if err == nil && r.passed != total-len(r.skipped) {
+	say("%d passed, %d failed, %d not run", r.passed, len(r.failed), len(r.waiting))
+	err := errors.Join(append(errs, r.times.save())...)
+	if err == nil && r.passed != total {
 		err = errors.New("not every test passed")
 	}
 	return err
@@ -144,27 +134,22 @@ func (r *run) test(ctx context.Context, g *guest, t test) (usable bool) {
 	if err == nil && bytes.Contains(out.Bytes(), noTests) {
 		err = errors.New("there is no such test")
 	}
-	skipped := skipLine.Find(out.Bytes()) != nil
-	if err == nil && skipped && !r.skips["dsec/"+t.String()] {
-		err = errors.New("a skip is a claim: list it in test/skips.txt with its reason")
+	if err == nil && skipLine.Match(out.Bytes()) {
+		err = errors.New("a test that the lab cannot run is listed in test/lab/not.txt with its reason")
 	}
-	r.report(t, time.Since(start), err, skipped, out.Bytes())
+	r.report(t, time.Since(start), err, out.Bytes())
 	return usable
 }
 
-func (r *run) report(t test, took time.Duration, err error, skipped bool, out []byte) {
+func (r *run) report(t test, took time.Duration, err error, out []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.times.Seconds[t.String()] = took.Seconds()
 	word := "ok"
-	switch {
-	case err != nil:
+	if err != nil {
 		word = "FAILED"
 		r.failed = append(r.failed, t)
-	case skipped:
-		word = "skipped"
-		r.skipped = append(r.skipped, t)
-	default:
+	} else {
 		r.passed++
 	}
 	if err != nil || r.verbose {

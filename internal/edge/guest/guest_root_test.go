@@ -21,11 +21,11 @@ import (
 	"time"
 
 	"dsec/internal/aether/config"
+	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
 const (
-	v2Root   = "/sys/fs/cgroup/unified"
 	idBase   = 0x20000000
 	idCount  = 65536
 	pidLimit = 60
@@ -35,7 +35,18 @@ const (
 // dockerCaps is what a sandbox's processes may have, and CAP_SYS_RESOURCE for aether.
 const dockerCaps = "-all,+chown,+dac_override,+fsetid,+fowner,+mknod,+setgid,+setuid,+setfcap,+setpcap,+net_bind_service,+sys_chroot,+kill,+audit_write,+sys_resource"
 
-var v1Controllers = []string{"memory", "cpu", "pids"}
+// Where this host has its limits: v1 groups beside a v2 tree without controllers, or that tree alone.
+var (
+	v2Root        = "/sys/fs/cgroup/unified"
+	v1Controllers = []string{"memory", "cpu", "pids"}
+	cgroupMode    = config.CgroupHybrid
+)
+
+func init() {
+	if magic, err := linux.FSMagic("/sys/fs/cgroup"); err == nil && magic == linux.MagicCgroup2 {
+		v2Root, v1Controllers, cgroupMode = "/sys/fs/cgroup", nil, config.CgroupV2
+	}
+}
 
 // A jail is the real aether as PID 1 of namespaces of its own, with delegated control groups, over the host's root.
 type jail struct {
@@ -110,6 +121,13 @@ func (j *jail) makeCgroups() []*os.File {
 		must(t, err)
 		files = append(files, f)
 	}
+	if cgroupMode == config.CgroupV2 {
+		write(t, j.v2("cgroup.subtree_control"), "+memory +cpu +pids")
+		write(t, j.v2("user/pids.max"), fmt.Sprint(pidLimit))
+		write(t, j.v2("user/memory.max"), fmt.Sprint(memLimit))
+		write(t, j.v2("user/memory.swap.max"), "0")
+		return files
+	}
 	write(t, filepath.Join(j.v1("pids"), "pids.max"), fmt.Sprint(pidLimit+1))
 	write(t, filepath.Join(j.v1("memory"), "memory.limit_in_bytes"), fmt.Sprint(memLimit))
 	return files
@@ -153,7 +171,7 @@ func (j *jail) start(inherited []*os.File) {
 	key := make([]byte, config.KeyLen)
 	_, err = rand.Read(key)
 	must(t, err)
-	message, err := config.Config{Key: key, Hostname: "jail", Cgroup: config.CgroupHybrid, V1Tasks: len(v1Controllers), CPUs: []int{0}}.Encode()
+	message, err := config.Config{Key: key, Hostname: "jail", Cgroup: cgroupMode, V1Tasks: len(v1Controllers), CPUs: []int{0}}.Encode()
 	must(t, err)
 	cfg, w, err := os.Pipe()
 	must(t, err)
@@ -316,6 +334,9 @@ func TestSpawnerGroupsAndMask(t *testing.T) {
 			t.Errorf("%s: tasks %v of aether %d; want the spawner alone", c, tids, j.pid)
 		}
 	}
+	if !strings.Contains(out, "/user/") {
+		t.Errorf("a command has no group of its own in the user part:\n%s", out)
+	}
 	if !strings.HasSuffix(out, "\n1\n") {
 		t.Errorf("nproc under a mask of one cpu:\n%s", out)
 	}
@@ -327,7 +348,11 @@ func TestOOMHitsTheCommand(t *testing.T) {
 	if r.Signal != 9 {
 		t.Errorf("%+v %s", r, errOut)
 	}
-	b, err := os.ReadFile(filepath.Join(j.v1("memory"), "memory.oom_control"))
+	counter := j.v2("user/memory.events")
+	if cgroupMode == config.CgroupHybrid {
+		counter = filepath.Join(j.v1("memory"), "memory.oom_control")
+	}
+	b, err := os.ReadFile(counter)
 	must(t, err)
 	if !strings.Contains(string(b), "oom_kill 1\n") {
 		t.Errorf("%s", b)
