@@ -19,6 +19,7 @@ const (
 	btrfsIocQgroupLimit  = 0x8030942b // _IOR(0x94, 43, struct btrfs_ioctl_qgroup_limit_args)
 	btrfsIocSync         = 0x9408     // _IO(0x94, 8)
 
+	btrfsQuotaEnable          = 1
 	btrfsQuotaEnableSimple    = 4
 	btrfsQgroupLimitMaxRfer   = 1
 	btrfsFirstFreeObjectID    = 256 // inode of every subvolume's root directory
@@ -32,6 +33,13 @@ const (
 // no back-reference walks. Enabling them again is no error. An older kernel answers EINVAL.
 func BtrfsEnableSimpleQuota(root *os.File) error {
 	args := [2]uint64{btrfsQuotaEnableSimple, 0}
+	return ioctlPtr(root, "btrfs quota_ctl", btrfsIocQuotaCtl, unsafe.Pointer(&args))
+}
+
+// BtrfsEnableQuota turns on the quotas of older kernels, which find out at every commit to whom extents belong: exact, and
+// dearer by the number of snapshots. Enabling them again is no error.
+func BtrfsEnableQuota(root *os.File) error {
+	args := [2]uint64{btrfsQuotaEnable, 0}
 	return ioctlPtr(root, "btrfs quota_ctl", btrfsIocQuotaCtl, unsafe.Pointer(&args))
 }
 
@@ -98,21 +106,6 @@ func BtrfsUUID(root *os.File) (string, error) {
 
 // BtrfsSync commits the current transaction and wakes the thread that frees destroyed subvolumes.
 func BtrfsSync(root *os.File) error { return ioctlPtr(root, "btrfs sync", btrfsIocSync, nil) }
-
-// MountBtrfs mounts a block device for directories of sandboxes: no set-user-id program and no device node in them means
-// anything to the host. Freed space goes back to the backing file in the background.
-func MountBtrfs(device, target string) error {
-	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOATIME
-	err := retryEINTR(func() error { return unix.Mount(device, target, "btrfs", flags, "discard=async,nodatasum") })
-	if err != nil {
-		return fmt.Errorf("mount btrfs %s at %s: %w", device, target, err)
-	}
-	if err := unix.Mount("", target, "", unix.MS_PRIVATE, ""); err != nil {
-		_ = UnmountPath(target, true)
-		return fmt.Errorf("make %s private: %w", target, err)
-	}
-	return nil
-}
 
 // ioctlPtr keeps f and what arg points to alive over the call.
 func ioctlPtr(f *os.File, what string, request uintptr, arg unsafe.Pointer) error {

@@ -55,7 +55,9 @@ func ended(t *testing.T, cmd *exec.Cmd) int {
 }
 
 // eat is a script that holds so many MiB of memory of its own, and ends with 3 if it got them: tail keeps a line until it ends.
-func eat(mib int) string { return fmt.Sprintf("head -c %dM /dev/zero | tail >/dev/null && exit 3", mib) }
+func eat(mib int) string {
+	return fmt.Sprintf("head -c %dM /dev/zero | tail >/dev/null && exit 3", mib)
+}
 
 func TestV2CPUQuotaHolds(t *testing.T) {
 	tree := openV2(t)

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"dsec/internal/linux"
 	"dsec/sandbox"
 )
 
@@ -70,14 +69,16 @@ func lose(t *testing.T, p *Pool, dir string) {
 		}
 		_, _ = f.Write(block)
 		f.Close()
-		_ = linux.BtrfsSync(p.root)
+		syncDisk(p)
 	}
 }
 
-func TestAFullDiskBelowThePool(t *testing.T) {
+func TestAFullDiskBelowThePool(t *testing.T) { eachKind(t, testAFullDiskBelowThePool) }
+
+func testAFullDiskBelowThePool(t *testing.T, kind string) {
 	data, full, empty := smallDisk(t)
 	open := func() *Pool {
-		p, err := Open(t.Context(), Options{DataDir: data, Bytes: minPool})
+		p, err := Open(t.Context(), Options{DataDir: data, Bytes: minPool, Kind: kind})
 		if err != nil {
 			t.Fatal(err)
 		}

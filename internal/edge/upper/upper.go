@@ -1,17 +1,19 @@
 // Package upper makes the writable directories of sandboxes, each with a hard quota.
 //
-// They are subvolumes of a btrfs pool: a sparse file below the data directory, attached as a loop device and mounted. Simple
-// quotas charge each subvolume what it wrote, data and metadata, in constant time; removing one is a single call, whatever
-// is in it.
+// They are in a pool: a sparse file below the data directory, attached as a loop device and mounted. How directories are kept
+// and charged in it is one of several kinds (see Kinds); a new pool takes the best one that this host can make, which is found
+// out by making it. The best are subvolumes of btrfs with simple quotas, which charge each what it wrote, data and metadata,
+// in constant time; removing one is a single call, whatever is in it.
 //
 // What surprises:
 //
 //   - The pool lives as long as its mount. A mount is found again after the edge was killed; where there is none, the machine was
 //     reset or the edge closed in order, no sandbox is left that could want its files, and the pool is made anew.
-//   - A full quota is EDQUOT inside, not ENOSPC. Metadata counts as well: an empty directory costs 16 KiB, a file of a few
-//     hundred bytes about what it holds. Data is refused exactly at the limit, by the byte of a 4 KiB block.
-//   - Usage lags behind by up to one commit (30 s): the kernel charges when it allocates extents. The limit does not lag, since
-//     reservations count at once.
+//   - A full quota is EDQUOT inside, not ENOSPC. With btrfs metadata counts as well: an empty directory costs 16 KiB, a file of a
+//     few hundred bytes about what it holds; ext4 counts inodes instead, one for each 8 KiB. Data is refused exactly at the
+//     limit, by the byte of a 4 KiB block.
+//   - With btrfs usage lags behind by up to one commit (30 s): the kernel charges when it allocates extents. The limit does not
+//     lag, since reservations count at once.
 //   - Files are not shifted: what root inside writes belongs to uid 0 here, set-user-id bits included. So the mount is nosuid
 //     and nodev, and its root can be entered by root alone.
 //   - Data has no checksums: they would turn direct writes, by which aether brings large files, into buffered ones. See
@@ -19,22 +21,19 @@
 //   - Quotas may add up to more than the pool, and the pool's file to more than the disk. Free is what the edge's admission
 //     looks at: the least of what the pool and the disk under it still have, less a reserve of the disk, since the disk holds
 //     output, layers and the journal too.
-//   - When a write of the pool to the disk below it fails, because that is full after all, btrfs makes itself read-only for good.
+//   - When a write of the pool to the disk below it fails, because that is full after all, it makes itself read-only for good.
 //     Then nothing can be made in the pool, and nothing need be removed from it: it goes as a whole, with Close or the next
 //     Open. Until then admission is told that nothing is free.
 package upper
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -45,9 +44,6 @@ import (
 	"dsec/sandbox"
 )
 
-// Kind is how the quota of this package's directories is enforced.
-const Kind = "btrfs-squota"
-
 const (
 	maxReserve  = 8 << 30
 	minPool     = 256 << 20 // bytes; mkfs.btrfs wants 109 MiB
@@ -55,7 +51,8 @@ const (
 	sectorSize  = 4096
 	closePause  = 20 * time.Millisecond
 	reapEvery   = 64 // removals between two looks for quota groups that the kernel left
-	poolFile    = "pool.btrfs"
+	poolFile    = "pool.img"
+	oldPoolFile = "pool.btrfs" // of an earlier version
 	mountPoint  = "uppers"
 	directories = "u w etc" // what rootfs.Upper promises
 )
@@ -63,26 +60,23 @@ const (
 // Options of Open.
 type Options struct {
 	DataDir string // on a disk, not a tmpfs
-	RunDir  string // unused by this kind
+	RunDir  string // unused
 	Bytes   int64  // size of a new pool; 0 is half of the free disk
+	Kind    string // of a new pool; "" is the first that works
 	Log     *slog.Logger
 }
 
 // A Pool is the writable directories of one edge.
 type Pool struct {
 	dir, file string
+	kind      string
+	keep      keeper
+	refused   error // why it is of no better kind
 	log       *slog.Logger
 	root      *os.File // of the mount; the one descriptor that all ioctls use
-	qgroups   string   // directory of /sys with the live counters
 
-	// making is held for reading while a subvolume exists that is not yet in the table, and for writing while groups without
-	// a subvolume in the table are removed: a kernel that does not check would take the limit of a live one.
-	making sync.RWMutex
-
-	mu       sync.Mutex
-	subvols  map[sandbox.ID]uint64
-	removals int
-	lost     bool // it was found read-only
+	mu   sync.Mutex
+	lost bool // it was found read-only
 }
 
 // Open finds the pool of an earlier run that is still mounted, or makes a new one. An Unsupported error says what the host lacks.
@@ -94,7 +88,7 @@ func Open(ctx context.Context, o Options) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{dir: filepath.Join(data, mountPoint), file: filepath.Join(data, poolFile), log: o.Log, subvols: make(map[sandbox.ID]uint64)}
+	p := &Pool{dir: filepath.Join(data, mountPoint), file: filepath.Join(data, poolFile), log: o.Log}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
@@ -102,29 +96,54 @@ func Open(ctx context.Context, o Options) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch m, mounted := mountinfo.At(mounts, p.dir); {
-	case mounted && m.Type != "btrfs":
-		return nil, sandbox.Errorf(sandbox.FailedPrecondition, "uppers_taken", "a %s file system is mounted at %s; unmount it", m.Type, p.dir)
-	case mounted && p.readOnly():
+	m, mounted := mountinfo.At(mounts, p.dir)
+	if mounted && p.readOnly() {
 		// Sandboxes that still run on it have mounts of their own.
 		if err := linux.UnmountPath(p.dir, true); err != nil {
 			return nil, err
 		}
 		p.lost, mounted = false, false
-		fallthrough
-	case !mounted:
-		if err := p.makePool(ctx, o.Bytes); err != nil {
-			return nil, err
-		}
 	}
-	if err := p.attach(); err != nil {
-		return nil, errors.Join(err, p.abandon())
+	kinds := Kinds()
+	if o.Kind != "" {
+		kinds = []string{o.Kind}
+	}
+	if mounted {
+		err = p.adopt(m.Type)
+	} else {
+		err = p.firstThatWorks(ctx, kinds, o.Bytes)
+	}
+	if err != nil {
+		return nil, err
 	}
 	return p, nil
 }
 
-// makePool replaces the pool's file by an empty file system and mounts it.
-func (p *Pool) makePool(ctx context.Context, bytes int64) error {
+// Kind is how the quotas of this pool are enforced.
+func (p *Pool) Kind() string { return p.kind }
+
+// Refused says why this host makes no better kind of pool; nil if it is the best, or was found mounted.
+func (p *Pool) Refused() error { return p.refused }
+
+// adopt takes over a pool that is mounted.
+func (p *Pool) adopt(fstype string) (err error) {
+	if old := filepath.Join(filepath.Dir(p.file), oldPoolFile); exists(old) {
+		p.file = old
+	}
+	if p.root, err = os.Open(p.dir); err != nil {
+		return err
+	}
+	if p.kind, err = p.mountedKind(fstype); err == nil {
+		err = p.attach()
+	}
+	if err != nil {
+		_ = p.root.Close()
+	}
+	return err
+}
+
+// makePool replaces the pool's file by an empty file system and mounts it. On an error nothing of it is left.
+func (p *Pool) makePool(ctx context.Context, kind string, bytes int64) (err error) {
 	if err := p.removeFiles(); err != nil {
 		return err
 	}
@@ -135,39 +154,60 @@ func (p *Pool) makePool(ctx context.Context, bytes int64) error {
 	if bytes, err = poolSize(bytes, free); err != nil {
 		return err
 	}
+	disk, ok := disks[kind]
+	if !ok {
+		return sandbox.Errorf(sandbox.InvalidArgument, "unknown_quota", "there is no kind of quota %q; there are %s", kind, strings.Join(Kinds(), ", "))
+	}
 	// Under a name that nobody else uses: an mkfs outlives the process that started it, if that is killed.
 	f, err := os.CreateTemp(filepath.Dir(p.file), poolFile+".")
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	err = f.Truncate(bytes)
-	if err == nil {
-		err = mkfs(ctx, f.Name())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.unmount(), linux.RemoveFile(f.Name()))
+		}
+	}()
+	if err := f.Truncate(bytes); err != nil {
+		return err
 	}
-	if err == nil {
-		err = os.Rename(f.Name(), p.file)
+	if err := disk.make(ctx, f.Name()); err != nil {
+		return err
 	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+	if err := os.Rename(f.Name(), p.file); err != nil {
+		return err
 	}
 	device, err := linux.AttachLoop(f, linux.LoopOptions{DirectIO: true, BlockSize: sectorSize})
 	if err != nil {
 		return fmt.Errorf("attach the pool of uppers: %w", err)
 	}
 	defer device.Close() // from here on the mount keeps it
-	return linux.MountBtrfs(device.Name(), p.dir)
+	if err := linux.MountDisk(device.Name(), p.dir, disk.fstype, disk.options); err != nil {
+		return err
+	}
+	if p.root, err = os.Open(p.dir); err != nil {
+		return err
+	}
+	p.kind = kind
+	return p.attach()
 }
 
-// removeFiles removes the file of an earlier pool, also one that was not finished.
+// removeFiles removes the file of an earlier pool, also one that was not finished, or that an earlier version had.
 func (p *Pool) removeFiles() error {
-	entries, err := os.ReadDir(filepath.Dir(p.file))
+	dir := filepath.Dir(p.file)
+	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), poolFile) {
-			err = errors.Join(err, os.Remove(filepath.Join(filepath.Dir(p.file), e.Name())))
+		if strings.HasPrefix(e.Name(), poolFile) || strings.HasPrefix(e.Name(), oldPoolFile) {
+			err = errors.Join(err, linux.RemoveFile(filepath.Join(dir, e.Name())))
 		}
 	}
 	return err
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // poolSize is how large a new pool becomes.
@@ -189,65 +229,17 @@ func poolSize(asked, free int64) (int64, error) {
 	return size, nil
 }
 
-func mkfs(ctx context.Context, file string) error {
-	path, err := exec.LookPath("mkfs.btrfs")
-	if err != nil {
-		return sandbox.Errorf(sandbox.Unsupported, "no_mkfs_btrfs", "mkfs.btrfs is missing; install the package btrfs-progs")
-	}
-	cmd := exec.CommandContext(ctx, path, "--quiet", "--force", "--nodiscard", "--data", "single", "--metadata", "single", file)
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("mkfs.btrfs %s: %w: %.500s", file, err, output.String())
-	}
-	return nil
-}
-
-// attach opens the mounted pool and makes sure that its quotas are on.
-func (p *Pool) attach() (err error) {
-	if p.root, err = os.Open(p.dir); err != nil {
-		return err
-	}
+// attach makes sure that the quotas of the mounted pool are on.
+func (p *Pool) attach() error {
 	if err := p.root.Chmod(0o700); err != nil {
 		return err
-	}
-	if err := linux.BtrfsEnableSimpleQuota(p.root); err != nil {
-		return sandbox.Errorf(sandbox.Unsupported, "no_simple_quota",
-			"this kernel has no simple quotas of btrfs, which limit the disk space of a sandbox; Linux 6.7 or newer is needed").WithCause(err)
-	}
-	uuid, err := linux.BtrfsUUID(p.root)
-	if err != nil {
-		return err
-	}
-	p.qgroups = filepath.Join("/sys/fs/btrfs", uuid, "qgroups")
-	mode, err := os.ReadFile(filepath.Join(p.qgroups, "mode"))
-	if err != nil || strings.TrimSpace(string(mode)) != "squota" {
-		return fmt.Errorf("quota mode of %s is %.20q, want squota: %w", p.dir, mode, errors.Join(err, errors.ErrUnsupported))
 	}
 	ids, err := p.list()
 	if err != nil {
 		return err
 	}
-	for _, id := range ids {
-		if p.subvols[id], err = p.subvolOf(id); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// abandon undoes an Open that failed. A pool with directories in it stays: they belong to live sandboxes.
-func (p *Pool) abandon() error {
-	if p.root != nil {
-		_ = p.root.Close()
-	}
-	if ids, err := p.list(); err != nil || len(ids) > 0 {
-		return err
-	}
-	if err := linux.UnmountPath(p.dir, false); err != nil {
-		return err
-	}
-	return os.Remove(p.file)
+	p.keep = p.keeperOf(p.kind)
+	return p.keep.adopt(ids)
 }
 
 // readOnly reports whether the pool is lost, and says so once.
@@ -296,16 +288,12 @@ func (p *Pool) Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs.U
 		}
 		return rootfs.Upper{}, fmt.Errorf("make the writable directory: %w", err)
 	}
-	return rootfs.Upper{Dir: p.path(id), Bytes: bytes, Kind: Kind}, nil
+	return rootfs.Upper{Dir: p.path(id), Bytes: bytes, Kind: p.kind}, nil
 }
 
-// make makes a subvolume and limits it before anything is in it.
+// make makes a directory with its limit, and what is promised in it.
 func (p *Pool) make(id sandbox.ID, bytes int64) error {
-	subvol, err := p.makeSubvol(id)
-	if err != nil {
-		return err
-	}
-	if err := linux.BtrfsQgroupLimit(p.root, subvol, bytes); err != nil {
+	if err := p.keep.make(id, bytes); err != nil {
 		return err
 	}
 	for name := range strings.FieldsSeq(directories) {
@@ -316,75 +304,24 @@ func (p *Pool) make(id sandbox.ID, bytes int64) error {
 	return nil
 }
 
-func (p *Pool) makeSubvol(id sandbox.ID) (uint64, error) {
-	p.making.RLock()
-	defer p.making.RUnlock()
-	if err := linux.BtrfsSubvolCreate(p.root, string(id)); err != nil {
-		return 0, err
-	}
-	subvol, err := p.subvolOf(id)
-	if err != nil {
-		return 0, err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.subvols[id] = subvol
-	return subvol, nil
-}
-
-func (p *Pool) subvolOf(id sandbox.ID) (uint64, error) {
-	f, err := os.Open(p.path(id))
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	return linux.BtrfsSubvolID(f)
-}
-
-// Remove removes the directory of id with all that is in it. It does not wait for the disk: the kernel frees the space in the
-// background, and with it the quota group. Without a directory it does nothing; one in a lost pool goes with the pool.
+// Remove removes the directory of id with all that is in it. It does not wait for the disk: the space comes back in the
+// background. Without a directory it does nothing; one in a lost pool goes with the pool.
 func (p *Pool) Remove(ctx context.Context, id sandbox.ID) error {
 	if _, err := sandbox.ParseID(string(id)); err != nil {
 		return err
 	}
-	err := linux.BtrfsSubvolDestroy(p.root, string(id))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !p.readOnly() {
+	if err := p.keep.remove(id); err != nil && !errors.Is(err, fs.ErrNotExist) && !p.readOnly() {
 		return fmt.Errorf("remove the writable directory of %s: %w", id, err)
-	}
-	p.mu.Lock()
-	delete(p.subvols, id)
-	p.removals++
-	reap := p.removals%reapEvery == 0
-	p.mu.Unlock()
-	if reap && err == nil {
-		p.reapQgroups()
 	}
 	return nil
 }
 
 // Usage is the bytes that the directory of id holds, as of the last commit, and its limit.
 func (p *Pool) Usage(id sandbox.ID) (used, limit int64, err error) {
-	p.mu.Lock()
-	subvol, ok := p.subvols[id]
-	p.mu.Unlock()
-	if !ok {
+	if used, limit, err = p.keep.usage(id); errors.Is(err, fs.ErrNotExist) {
 		return 0, 0, sandbox.Errorf(sandbox.NotFound, "no_upper", "sandbox %s has no writable directory", id)
 	}
-	dir := filepath.Join(p.qgroups, "0_"+strconv.FormatUint(subvol, 10))
-	if used, err = readCount(filepath.Join(dir, "referenced")); err != nil {
-		return 0, 0, err
-	}
-	limit, err = readCount(filepath.Join(dir, "max_referenced"))
 	return used, limit, err
-}
-
-func readCount(path string) (int64, error) {
-	var buf [64]byte
-	b, err := linux.ReadControl(path, buf[:])
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }
 
 // Free is the bytes that all sandboxes together can still write, and the size of the pool.
@@ -426,7 +363,7 @@ func (p *Pool) Sweep(ctx context.Context, keep map[sandbox.ID]bool) ([]sandbox.I
 		gone = append(gone, id)
 		errs = append(errs, p.Remove(ctx, id))
 	}
-	p.reapQgroups()
+	p.keep.tidy()
 	return gone, errors.Join(errs...)
 }
 
@@ -444,50 +381,11 @@ func (p *Pool) list() ([]sandbox.ID, error) {
 	return ids, nil
 }
 
-// reapQgroups removes quota groups of subvolumes that are gone. Newer kernels do it themselves; older ones leave them, and each
-// makes every commit a little slower. One that is still being freed is busy and waits for the next time.
-func (p *Pool) reapQgroups() {
-	p.making.Lock()
-	defer p.making.Unlock()
-	stale, err := p.staleQgroups()
-	if err != nil {
-		p.log.Warn("cannot list quota groups", "error", err)
-		return
-	}
-	for _, subvol := range stale {
-		if err := linux.BtrfsQgroupRemove(p.root, subvol); err != nil && !linux.IsBusy(err) && !errors.Is(err, fs.ErrNotExist) {
-			p.log.Warn("cannot remove a quota group", "subvolume", subvol, "error", err)
-		}
-	}
-}
-
-// staleQgroups lists the groups without a subvolume of ours. Ids below 256 are the file system's own.
-func (p *Pool) staleQgroups() ([]uint64, error) {
-	entries, err := os.ReadDir(p.qgroups)
-	if err != nil {
-		return nil, err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	live := make(map[uint64]bool, len(p.subvols))
-	for _, subvol := range p.subvols {
-		live[subvol] = true
-	}
-	var stale []uint64
-	for _, e := range entries {
-		number, ok := strings.CutPrefix(e.Name(), "0_")
-		if !ok {
-			continue
-		}
-		if n, err := strconv.ParseUint(number, 10, 64); err == nil && n >= 256 && !live[n] {
-			stale = append(stale, n)
-		}
-	}
-	return stale, nil
-}
-
 // Detach closes what this process has open and leaves the pool as it is, for the next Open.
-func (p *Pool) Detach() error { return p.root.Close() }
+func (p *Pool) Detach() error {
+	p.keep.close()
+	return p.root.Close()
+}
 
 // Close removes every directory, unmounts the pool and deletes its file. It waits until the loop device is gone. If ctx ends
 // before, somebody outside has a copy of the mount (a mount namespace made meanwhile): that is an error, and the space comes

@@ -31,7 +31,10 @@ const (
 )
 
 // churnEnv makes the test binary a process that opens the pool in that directory, and makes and removes until it is killed.
-const churnEnv = "DSEC_TEST_UPPER_CHURN"
+const (
+	churnEnv = "DSEC_TEST_UPPER_CHURN"
+	kindEnv  = "DSEC_TEST_UPPER_KIND"
+)
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(churnEnv); dir != "" {
@@ -41,7 +44,7 @@ func TestMain(m *testing.M) {
 }
 
 func churn(dir string) {
-	p, err := Open(context.Background(), Options{DataDir: dir, Bytes: size})
+	p, err := Open(context.Background(), Options{DataDir: dir, Bytes: size, Kind: os.Getenv(kindEnv)})
 	for err == nil {
 		id := sandbox.NewID(edge)
 		if _, err = p.Create(context.Background(), id, mib); err == nil && rand.IntN(4) > 0 {
@@ -53,9 +56,9 @@ func churn(dir string) {
 }
 
 // open opens a pool; at the end of the test it is closed and nothing may be left.
-func open(t testing.TB, dir string) *Pool {
+func open(t testing.TB, dir, kind string) *Pool {
 	t.Helper()
-	p, err := Open(t.Context(), Options{DataDir: dir, Bytes: size})
+	p, err := Open(t.Context(), Options{DataDir: dir, Bytes: size, Kind: kind})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,15 +97,17 @@ func create(t testing.TB, p *Pool, bytes int64) (sandbox.ID, string) {
 	return id, u.Dir
 }
 
-func TestDirectoriesAreAsPromised(t *testing.T) {
-	p := open(t, t.TempDir())
+func TestDirectoriesAreAsPromised(t *testing.T) { eachKind(t, testDirectoriesAreAsPromised) }
+
+func testDirectoriesAreAsPromised(t *testing.T, kind string) {
+	p := open(t, t.TempDir(), kind)
 	defer closePool(t, p)
 	id := sandbox.NewID(edge)
 	u, err := p.Create(t.Context(), id, 4*mib)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if u.Kind != Kind || u.Bytes != 4*mib || u.Dir != p.path(id) {
+	if u.Kind != kind || p.Kind() != kind || u.Bytes != 4*mib || u.Dir != p.path(id) {
 		t.Errorf("upper %+v", u)
 	}
 	for _, name := range []string{"u", "w", "etc"} {
@@ -134,8 +139,12 @@ func TestDirectoriesAreAsPromised(t *testing.T) {
 }
 
 func TestRestartFindsThePoolAndSweepsTheRest(t *testing.T) {
+	eachKind(t, testRestartFindsThePoolAndSweepsTheRest)
+}
+
+func testRestartFindsThePoolAndSweepsTheRest(t *testing.T, kind string) {
 	dir := t.TempDir()
-	p := open(t, dir)
+	p := open(t, dir, kind)
 	live, liveDir := create(t, p, 16*mib)
 	dead, _ := create(t, p, 16*mib)
 	if err := os.WriteFile(filepath.Join(liveDir, "u", "x"), []byte("kept"), 0o600); err != nil {
@@ -145,7 +154,7 @@ func TestRestartFindsThePoolAndSweepsTheRest(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p = open(t, dir)
+	p = open(t, dir, kind)
 	defer closePool(t, p)
 	gone, err := p.Sweep(t.Context(), map[sandbox.ID]bool{live: true})
 	if err != nil || len(gone) != 1 || gone[0] != dead {
@@ -160,8 +169,12 @@ func TestRestartFindsThePoolAndSweepsTheRest(t *testing.T) {
 }
 
 func TestWithoutAMountThePoolIsMadeAnew(t *testing.T) {
+	eachKind(t, testWithoutAMountThePoolIsMadeAnew)
+}
+
+func testWithoutAMountThePoolIsMadeAnew(t *testing.T, kind string) {
 	dir := t.TempDir()
-	p := open(t, dir)
+	p := open(t, dir, kind)
 	create(t, p, 16*mib)
 	if err := p.Detach(); err != nil {
 		t.Fatal(err)
@@ -169,7 +182,7 @@ func TestWithoutAMountThePoolIsMadeAnew(t *testing.T) {
 	if err := syscall.Unmount(p.dir, 0); err != nil { // a reset of the machine, as far as the pool can see
 		t.Fatal(err)
 	}
-	p = open(t, dir)
+	p = open(t, dir, kind)
 	defer closePool(t, p)
 	if ids, err := p.list(); err != nil || len(ids) > 0 {
 		t.Errorf("the new pool has %v, %v", ids, err)
@@ -177,10 +190,14 @@ func TestWithoutAMountThePoolIsMadeAnew(t *testing.T) {
 }
 
 func TestKilledProcessLeavesAPoolThatOpens(t *testing.T) {
+	eachKind(t, testKilledProcessLeavesAPoolThatOpens)
+}
+
+func testKilledProcessLeavesAPoolThatOpens(t *testing.T, kind string) {
 	dir := t.TempDir()
 	for round := range 6 {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), churnEnv+"="+dir)
+		cmd.Env = append(os.Environ(), churnEnv+"="+dir, kindEnv+"="+kind)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		if err := cmd.Start(); err != nil {
@@ -196,7 +213,7 @@ func TestKilledProcessLeavesAPoolThatOpens(t *testing.T) {
 			t.Fatalf("the child ended by itself: %v %s", err, stderr.String())
 		}
 	}
-	p := open(t, dir)
+	p := open(t, dir, kind)
 	defer closePool(t, p)
 	if _, err := p.Sweep(t.Context(), nil); err != nil {
 		t.Fatal(err)
@@ -207,7 +224,11 @@ func TestKilledProcessLeavesAPoolThatOpens(t *testing.T) {
 }
 
 func TestConcurrentSandboxesKeepTheirLimits(t *testing.T) {
-	p := open(t, t.TempDir())
+	eachKind(t, testConcurrentSandboxesKeepTheirLimits)
+}
+
+func testConcurrentSandboxesKeepTheirLimits(t *testing.T, kind string) {
+	p := open(t, t.TempDir(), kind)
 	defer closePool(t, p)
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -219,7 +240,7 @@ func TestConcurrentSandboxesKeepTheirLimits(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				p.reapQgroups()
+				p.keep.tidy()
 				if _, got, err := p.Usage(id); err != nil || got != limit {
 					t.Errorf("limit %d, %v; want %d", got, err, limit)
 				}
@@ -233,7 +254,11 @@ func TestConcurrentSandboxesKeepTheirLimits(t *testing.T) {
 }
 
 func TestCloseReportsACopyOfTheMountElsewhere(t *testing.T) {
-	p := open(t, t.TempDir())
+	eachKind(t, testCloseReportsACopyOfTheMountElsewhere)
+}
+
+func testCloseReportsACopyOfTheMountElsewhere(t *testing.T, kind string) {
+	p := open(t, t.TempDir(), kind)
 	// Any program that gets a private mount namespace while the pool is mounted has such a copy.
 	copied := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", "echo ready; exec sleep 100")
 	out, err := copied.StdoutPipe()
@@ -286,8 +311,12 @@ func TestAForeignMountIsRefused(t *testing.T) {
 }
 
 func TestAFullPoolIsATypedErrorAndRecovers(t *testing.T) {
+	eachKind(t, testAFullPoolIsATypedErrorAndRecovers)
+}
+
+func testAFullPoolIsATypedErrorAndRecovers(t *testing.T, kind string) {
 	t.Parallel() // it waits for the kernel, which turns free data space into metadata space after some 10 s
-	p, err := Open(t.Context(), Options{DataDir: t.TempDir(), Bytes: minPool})
+	p, err := Open(t.Context(), Options{DataDir: t.TempDir(), Bytes: minPool, Kind: kind})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,21 +344,21 @@ func TestAFullPoolIsATypedErrorAndRecovers(t *testing.T) {
 		}
 	}
 	waitFor(t, func() bool {
-		if err := linux.BtrfsSync(p.root); err != nil {
-			t.Fatal(err)
-		}
+		settle(t, p)
 		_, err := p.Create(t.Context(), full, mib)
 		return err == nil
 	})
 }
 
-func TestCloseLeavesTheHostAsBefore(t *testing.T) {
+func TestCloseLeavesTheHostAsBefore(t *testing.T) { eachKind(t, testCloseLeavesTheHostAsBefore) }
+
+func testCloseLeavesTheHostAsBefore(t *testing.T, kind string) {
 	dir := t.TempDir()
 	before, err := hoststate.Snapshot(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := open(t, dir)
+	p := open(t, dir, kind)
 	create(t, p, 16*mib)
 	closePool(t, p)
 	after, err := hoststate.Snapshot(dir)
@@ -354,7 +383,7 @@ func waitFor(t testing.TB, cond func() bool) {
 }
 
 func BenchmarkCreateRemove(b *testing.B) {
-	p := open(b, b.TempDir())
+	p := open(b, b.TempDir(), kinds()[0])
 	defer closePool(b, p)
 	for b.Loop() {
 		id, _ := create(b, p, 16*mib)

@@ -132,6 +132,7 @@ func (d *Driver) buildRoot(b *built, spec driver.Spec, slot, userNS int) error {
 	if err != nil {
 		return fmt.Errorf("upper directory: %w", err)
 	}
+	o.Mounts = append(slices.Clone(o.Lowers), upper)
 	for name, place := range map[string]*int{"u": &o.Upper, "w": &o.Work} {
 		if *place, err = b.own(linux.OpenPathAt(upper, name)); err != nil {
 			return fmt.Errorf("upper directory: %w", err)

@@ -9,9 +9,10 @@ import (
 	"dsec/internal/linux"
 )
 
-// An overlays makes roots in the way that this kernel has: with layers given one by one, or as one string.
+// An overlays makes roots in the way that this kernel has: of layers given one by one that are attached nowhere, or of one string
+// that names layers which are mounted somewhere for that moment.
 type overlays struct {
-	places string // directory of those for a moment; "" if the kernel takes layers one by one
+	places string // directory of such places; "" if the kernel needs none
 }
 
 // openOverlays tries which way works, with two directories that exist, and removes what a killed process left in places.
@@ -21,13 +22,14 @@ func openOverlays(places, lower, lowest string) (_ overlays, err error) {
 	}
 	o := linux.Overlay{}
 	for _, dir := range []string{lower, lowest} {
-		fd, err := linux.OpenPath(dir)
+		fd, err := linux.CloneMount(dir, false)
 		if err != nil {
 			return overlays{}, err
 		}
 		defer linux.Close(fd)
 		o.Lowers = append(o.Lowers, fd)
 	}
+	o.Mounts = o.Lowers
 	fd, oneByOne := linux.FSMountOverlay(o)
 	if oneByOne == nil {
 		linux.Close(fd)
@@ -51,7 +53,7 @@ func clearPlaces(dir string) error {
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if err := errors.Join(linux.UnmountPath(path, true), linux.RemoveDir(path)); err != nil {
+		if err := errors.Join(linux.UnmountAll(path), linux.RemoveDir(path)); err != nil {
 			return err
 		}
 	}
@@ -78,7 +80,7 @@ func (w overlays) mount(o linux.Overlay) (fd int, err error) {
 func (w overlays) feature() string {
 	how := "by fsconfig"
 	if w.places != "" {
-		how = "by one string of options (kernel before 6.7), at most 240 layers"
+		how = "by one string of options (this kernel takes no layers that are attached nowhere), at most 240 layers"
 	}
 	return "overlay " + how + ", idmapped layers and upper, volatile, nodev"
 }

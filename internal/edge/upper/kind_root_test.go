@@ -1,0 +1,98 @@
+//go:build rootful
+
+package upper
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"dsec/internal/linux"
+	"dsec/sandbox"
+)
+
+// kinds are those that this host must be able to make, by what its kernel says without being tried.
+func kinds() []string {
+	var all []string
+	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err == nil {
+		all = append(all, KindSimple)
+	}
+	if _, err := os.Stat("/proc/sys/fs/quota"); err == nil { // the kernel has a core of quotas for file systems that have none of their own
+		all = append(all, KindProject)
+	}
+	return append(all, KindQgroup)
+}
+
+// eachKind runs a test with every kind of quota that this host must have: the same promises hold for all.
+func eachKind(t *testing.T, test func(t *testing.T, kind string)) {
+	for _, kind := range kinds() {
+		t.Run(kind, func(t *testing.T) { test(t, kind) })
+	}
+}
+
+func syncDisk(p *Pool) {
+	if p.kind == KindProject {
+		const syncfs = 306
+		_, _, _ = syscall.Syscall(syncfs, p.root.Fd(), 0, 0)
+		return
+	}
+	_ = linux.BtrfsSync(p.root)
+}
+
+// settle makes the disk and the accounts what they will be.
+func settle(t testing.TB, p *Pool) {
+	t.Helper()
+	syncDisk(p)
+	if p.readOnly() {
+		t.Fatal("the pool is lost")
+	}
+}
+
+// What a new pool is of is the first kind that the host has, and it says why of no better one.
+func TestTheBestKindIsChosen(t *testing.T) {
+	p := open(t, t.TempDir(), "")
+	defer closePool(t, p)
+	if want := kinds()[0]; p.Kind() != want || (p.Refused() == nil) != (want == Kinds()[0]) {
+		t.Errorf("%s instead of %s; of no better kind because of %v", p.Kind(), want, p.Refused())
+	}
+	if _, err := Open(t.Context(), Options{DataDir: t.TempDir(), Bytes: size, Kind: "abacus"}); sandbox.ClassOf(err) != sandbox.Unsupported || !strings.Contains(err.Error(), "abacus") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Root inside owns its files, and so may try to take them out of its quota.
+func TestProjectOfAFileCannotBeChangedFromInside(t *testing.T) { eachKind(t, testProjectOfAFile) }
+
+func testProjectOfAFile(t *testing.T, kind string) {
+	if kind != KindProject {
+		return
+	}
+	p := open(t, t.TempDir(), kind)
+	defer closePool(t, p)
+	_, dir := create(t, p, 16*mib)
+	sub := filepath.Join(dir, "u", "a")
+	if err := os.Mkdir(sub, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(sub)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	project, err := linux.ProjectOf(f)
+	if err != nil || project < firstProject {
+		t.Fatalf("project %d, %v", project, err)
+	}
+	if _, err := os.Stat(filepath.Join(p.dir, trash)); err != nil {
+		t.Error(err)
+	}
+	if err := os.Rename(sub, filepath.Join(p.dir, "elsewhere")); err == nil {
+		t.Log("root of the host may move it out") // it does so with what is removed
+	}
+	if err := os.Link(filepath.Join(dir, "u"), filepath.Join(p.dir, "link")); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("linked a directory: %v", err)
+	}
+}
