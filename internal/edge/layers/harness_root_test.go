@@ -160,3 +160,17 @@ func firstLine(t testing.TB, dir string) string {
 	line, _, _ := strings.Cut(string(b), "\n")
 	return line
 }
+
+// readsFiles reports whether this kernel must be able to mount EROFS from a file: since Linux 6.12.
+func readsFiles(t testing.TB) bool {
+	t.Helper()
+	b, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(string(b), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	return major > 6 || major == 6 && minor >= 12
+}

@@ -5,6 +5,7 @@ package upper
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -20,7 +21,7 @@ func kinds() []string {
 	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err == nil {
 		all = append(all, KindSimple)
 	}
-	if _, err := os.Stat("/proc/sys/fs/quota"); err == nil { // the kernel has a core of quotas for file systems that have none of their own
+	if exec.Command("modprobe", "--dry-run", "--quiet", "quota_v2").Run() == nil {
 		all = append(all, KindProject)
 	}
 	return append(all, KindQgroup)
