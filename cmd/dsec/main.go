@@ -29,7 +29,7 @@ func commandTable() []command {
 		portForwardCommand, urlCommand, httpCommand, topCommand, signalCommand,
 		networkCommand, serviceCommand,
 		imageCommand, workspaceCommand, toolkitCommand,
-		doctorCommand, versionCommand, completionCommand(),
+		doctorCommand, hostCommand, versionCommand, completionCommand(),
 		edgeCommand,
 	}
 }

@@ -130,3 +130,16 @@ func (r *flatRemoval) moveUp(at int, name string) error {
 		}
 	}
 }
+
+// LockFile makes and locks a file, for as long as it is open. EWOULDBLOCK says that somebody else has it.
+func LockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := retryEINTR(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }); err != nil {
+		f.Close()
+		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
+	}
+	return f, nil
+}

@@ -121,7 +121,7 @@ func (r *run) test(ctx context.Context, g *guest, t test) (usable bool) {
 	defer cancel()
 	err := g.run(limited, job.Job{
 		Args: []string{"/lab/tests/" + path.Base(t.pkg) + ".test", "-test.v", "-test.run=^" + t.name + "$", "-test.timeout=" + testTime.String()},
-		Dir:  "/lab/src/" + t.pkg, Env: []string{"CI=true"},
+		Dir:  "/lab/src/" + t.pkg, Env: []string{"CI=true", "DSEC_LAB=1"},
 	}, &out)
 	var failed errJob
 	usable = err == nil || errors.As(err, &failed)
