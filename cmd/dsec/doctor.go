@@ -28,6 +28,22 @@ type finding struct {
 	Subject string  `json:"subject"` // what was looked at, for example "overlayfs"
 	Detail  string  `json:"detail"`  // what was found
 	Advice  string  `json:"advice,omitempty"`
+	// Of a feature that this host does not have in the best way: what that is, why not, and what doing without costs.
+	Instead string `json:"instead_of,omitempty"`
+	Why     string `json:"why,omitempty"`
+	Cost    string `json:"cost,omitempty"`
+}
+
+// text is all that is said of it, on one line.
+func (f finding) text() string {
+	text := f.Detail
+	if f.Instead != "" {
+		text += fmt.Sprintf(" (instead of %s: %s; cost: %s)", f.Instead, f.Why, f.Cost)
+	}
+	if f.Advice != "" {
+		text += "; " + f.Advice
+	}
+	return text
 }
 
 // A doctorCheck looks at one part of this host.
@@ -39,17 +55,20 @@ var doctorChecks = []doctorCheck{checkHost}
 var doctorCommand = command{
 	name: "doctor", group: groupDiagnosis,
 	summary: "check this host, the configuration and the platform",
-	details: `Each line is ok, warn (it works, with less) or fail, with what to do. Exits with 1 if a line fails. With --json each is one
-line {"verdict","subject","detail","advice"}. Checks that need root are reported as such for other users.
+	details: `Each line is ok, warn (it works, with less) or fail, with what to do; a feature that this host has only in a second-best way says
+instead of what, why and what that costs. Exits with 1 if a line fails, with --strict also if one warns. With --json each is one
+line {"verdict","subject","detail","advice","instead_of","why","cost"}. Checks that need root are reported as such for other users.
 
-  dsec doctor --json | jq -r 'select(.verdict=="fail")'`,
+  dsec doctor --json | jq -r 'select(.verdict=="fail")'
+  dsec doctor --json | jq -r 'select(.instead_of) | [.subject, .detail, .why] | @tsv'`,
 	setup: setupDoctor,
 }
 
 func setupDoctor(f *flagSet) action {
 	contextName := contextFlag(f)
-	var asJSON bool
+	var asJSON, strict bool
 	jsonFlag(f, &asJSON, "print one line of JSON for each finding")
+	f.BoolVar(&strict, "strict", false, "exit with 1 also if a line warns")
 	return func(ctx context.Context, c *console, args []string) error {
 		if err := wantArgs(args, 0, 0, ""); err != nil {
 			return err
@@ -63,26 +82,22 @@ func setupDoctor(f *flagSet) action {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		return c.printFindings(findings, asJSON)
+		return c.printFindings(findings, asJSON, strict)
 	}
 }
 
-func (c *console) printFindings(findings []finding, asJSON bool) error {
+func (c *console) printFindings(findings []finding, asJSON, strict bool) error {
 	failed := false
 	t := newTable()
 	for _, f := range findings {
-		failed = failed || f.Verdict == verdictFail
+		failed = failed || f.Verdict == verdictFail || strict && f.Verdict == verdictWarn
 		if asJSON {
 			if err := c.printJSON(f); err != nil {
 				return err
 			}
 			continue
 		}
-		text := f.Detail
-		if f.Advice != "" {
-			text += "; " + f.Advice
-		}
-		t.row(string(f.Verdict), f.Subject, text)
+		t.row(string(f.Verdict), f.Subject, f.text())
 	}
 	if !asJSON {
 		if err := t.print(c); err != nil {

@@ -49,7 +49,7 @@ func checkHost(ctx context.Context) []finding {
 		_ = os.Remove(t.runDir) // nothing is mounted there
 		return []finding{tried("host", "", err)}
 	}
-	findings := slices.Concat(checkLimits(), t.groups(ctx), []finding{t.upper(ctx), t.network(ctx), t.layers(ctx)}, t.container(ctx))
+	findings := slices.Concat(checkLimits(), t.groups(ctx), []finding{t.upper(ctx), t.network(ctx), t.layers(ctx)}, t.container(ctx), t.rules(ctx))
 	return append(findings, tried("clean-up", "nothing of the trials is left", t.remove()))
 }
 
@@ -152,13 +152,20 @@ func (t *trial) groups(ctx context.Context) []finding {
 		return []finding{tried("control groups", "", err)}
 	}
 	id := sandbox.NewID(t.code)
-	_, err = tree.Create(ctx, id, sandbox.Spec{}.WithDefaults().Limits)
+	cg, err := tree.Create(ctx, id, sandbox.Spec{}.WithDefaults().Limits)
+	has, hasNot := cgroup.Controls(cg)
+	controls := finding{Verdict: verdictOK, Subject: "  more controls", Detail: "with " + strings.Join(has, ", ")}
+	if len(hasNot) > 0 {
+		controls.Detail += "; without " + strings.Join(hasNot, ", ")
+	}
 	err = errors.Join(err, tree.Remove(ctx, id))
 	devices := policy.AttachDevices(tree.Root())
-	return []finding{
-		tried("control groups", fmt.Sprintf("memory, cpu and pids in %s", tree.Mode()), errors.Join(err, tree.Close(ctx))),
-		tried("device policy", "a BPF device program on the sandboxes' group", devices),
+	groups := tried("control groups", fmt.Sprintf("memory, cpu and pids in %s", tree.Mode()), err)
+	if tree.Mode() != cgroup.V2 && groups.Verdict == verdictOK {
+		groups.Instead, groups.Why = "cgroup v2 alone", "this host has its controllers in v1"
+		groups.Cost = "four more groups a sandbox; no memory.high, memory.reclaim, io.max"
 	}
+	return []finding{groups, controls, tried("device policy", "a BPF device program on the sandboxes' group", errors.Join(devices, tree.Close(ctx)))}
 }
 
 func (t *trial) upper(ctx context.Context) finding {
@@ -169,7 +176,11 @@ func (t *trial) upper(ctx context.Context) finding {
 	}
 	id := sandbox.NewID(t.code)
 	u, err := pool.Create(ctx, id, 64<<20)
-	return tried(subject, "hard, by "+u.Kind, errors.Join(err, pool.Remove(ctx, id), pool.Close(ctx)))
+	f := tried(subject, "hard, by "+u.Kind, errors.Join(err, pool.Remove(ctx, id), pool.Close(ctx)))
+	if why := pool.Refused(); why != nil && f.Verdict == verdictOK {
+		f.Instead, f.Why, f.Cost = upper.Kinds()[0], strings.ReplaceAll(why.Error(), "\n", "; "), upper.Cost(u.Kind)
+	}
+	return f
 }
 
 // network keeps its slot: the container trial uses it.
@@ -217,7 +228,12 @@ func (t *trial) layers(ctx context.Context) finding {
 			detail = "EROFS through loop devices"
 		}
 	}
-	return tried(subject, detail, errors.Join(err, mounts.Close(ctx)))
+	f := tried(subject, detail, errors.Join(err, mounts.Close(ctx)))
+	if mounts.Fallbacks() > 0 && f.Verdict == verdictOK {
+		f.Instead, f.Why = "EROFS from files", "this kernel does not mount a file of that file system (Linux 6.12 does, of most)"
+		f.Cost = "a loop device for each file of a layer, and its pages in memory twice"
+	}
+	return f
 }
 
 // container asks the driver, which tries what it needs.
@@ -234,9 +250,27 @@ func (t *trial) container(ctx context.Context) []finding {
 	caps, err := d.Probe(ctx)
 	findings := []finding{tried(subject, "the backend can run", errors.Join(err, d.Close(ctx)))}
 	for _, name := range slices.Sorted(maps.Keys(caps.Features)) {
-		findings = append(findings, finding{Verdict: verdictOK, Subject: "  " + strings.ReplaceAll(name, "_", " "), Detail: caps.Features[name]})
+		fb := caps.Fallbacks[name]
+		findings = append(findings, finding{Verdict: verdictOK, Subject: "  " + strings.ReplaceAll(name, "_", " "), Detail: caps.Features[name],
+			Instead: fb.Instead, Why: fb.Why, Cost: fb.Cost})
 	}
 	return append(findings, trustedTools())
+}
+
+// rules says which mechanisms this host has that enforce rules against what runs inside, beside those that every sandbox has.
+// Nothing needs them yet.
+func (t *trial) rules(ctx context.Context) []finding {
+	look := func(subject, detail string, err error) finding {
+		f := tried(subject, detail, err)
+		if sandbox.ClassOf(err) == sandbox.Unsupported {
+			f.Verdict, f.Detail = verdictOK, "none: "+sandbox.AsError(err).Message
+		}
+		return f
+	}
+	return []finding{
+		look("BPF LSM", "enforced: a program that denies was loaded, and did", policy.ProbeBPFLSM(t.dir)),
+		look("AppArmor", "enforced: a profile that denies was loaded, and did", policy.ProbeAppArmor(ctx, t.dir)),
+	}
 }
 
 // trustedTools says whether there will be trusted commands. Everything else works without.

@@ -194,17 +194,23 @@ func TestVersion(t *testing.T) {
 func TestDoctor(t *testing.T) {
 	defer func(old []doctorCheck) { doctorChecks = old }(doctorChecks)
 	doctorChecks = []doctorCheck{func(context.Context) []finding {
-		return []finding{{verdictWarn, "quota", "no simple quotas", "use a kernel from 6.7 on"}}
+		return []finding{
+			{Verdict: verdictWarn, Subject: "quota", Detail: "no simple quotas", Advice: "use a kernel from 6.7 on"},
+			{Verdict: verdictOK, Subject: "layers", Detail: "through loops", Instead: "files", Why: "it is old", Cost: "memory"},
+		}
 	}}
 	h := newHarness(t)
 	got := h.run("doctor")
-	for _, w := range []string{"ok     system", "warn   quota        no simple quotas; use a kernel", "ok     config", "ok     platform     9.9 at ", "ok     node abcde   1 of 100"} {
+	for _, w := range []string{"ok     system", "warn   quota        no simple quotas; use a kernel", "through loops (instead of files: it is old; cost: memory)", "ok     config", "ok     platform     9.9 at ", "ok     node abcde   1 of 100"} {
 		if !strings.Contains(got.stdout, w) {
 			t.Errorf("no %q in\n%s", w, got.stdout)
 		}
 	}
 	if got.code != 0 {
 		t.Errorf("%+v", got)
+	}
+	if got = h.run("doctor", "--strict"); got.code != 1 {
+		t.Errorf("a warning is nothing to --strict: %+v", got)
 	}
 	h.f.server.Close()
 	got = h.run("doctor", "--json")

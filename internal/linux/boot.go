@@ -64,3 +64,6 @@ func TotalMemory() (int64, error) {
 	}
 	return int64(info.Totalram) * int64(info.Unit), nil
 }
+
+// ThreadID is the calling thread's, which is the caller's own only while it is locked to it.
+func ThreadID() int { return unix.Gettid() }

@@ -29,7 +29,7 @@ func (s store) root(ctx context.Context) (string, error) {
 			}
 		}
 		minbase, layer := filepath.Join(tree, "minbase"), filepath.Join(tree, "edge-layer")
-		if _, err := command(ctx, "", "mmdebstrap", "--variant=minbase", "bookworm", minbase); err != nil {
+		if err := makeMinbase(ctx, minbase); err != nil {
 			return err
 		}
 		blob := filepath.Join(layer, "blob")
@@ -45,6 +45,20 @@ func (s store) root(ctx context.Context) (string, error) {
 		return os.RemoveAll(tree)
 	})
 	return filepath.Join(dir, "root.ext4"), err
+}
+
+// makeMinbase takes what tests have made on this host, or makes it.
+func makeMinbase(ctx context.Context, dir string) error {
+	const ours = "/var/tmp/dsec-test/minbase"
+	if _, err := os.Stat(ours + "/bin/sh"); err == nil {
+		if err := os.Remove(dir); err != nil {
+			return err
+		}
+		_, err := command(ctx, "", "cp", "-a", ours, dir)
+		return err
+	}
+	_, err := command(ctx, "", "mmdebstrap", "--variant=minbase", "bookworm", dir)
+	return err
 }
 
 // makeDisk makes a file system of what is in a directory.

@@ -109,6 +109,8 @@ type Handle struct {
 type Capabilities struct {
 	Backend  string
 	Features map[string]string // feature -> how it is provided here, for `dsec doctor`
+	// Fallbacks are those features that are not provided in the best way that is known.
+	Fallbacks map[string]Fallback
 }
 
 // Status is what Recover found.
@@ -122,3 +124,6 @@ type Exit struct {
 	Code   int
 	Signal int
 }
+
+// A Fallback says of a feature what this host has not, why, and what it costs to do without.
+type Fallback struct{ Instead, Why, Cost string }

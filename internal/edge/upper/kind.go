@@ -20,6 +20,17 @@ const (
 	KindQgroup  = "btrfs-qgroup" // any btrfs; charging costs a walk of references at every commit
 )
 
+// Cost says what a kind costs more than the best one.
+func Cost(kind string) string {
+	switch kind {
+	case KindProject:
+		return "the files of a removed sandbox are deleted one by one, in the background; snapshots share no data with it"
+	case KindQgroup:
+		return "each commit of the pool walks what was written since, the more the more snapshots there are"
+	}
+	return ""
+}
+
 // Kinds lists all of them in that order.
 func Kinds() []string { return []string{KindSimple, KindProject, KindQgroup} }
 

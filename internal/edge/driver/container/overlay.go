@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"dsec/internal/edge/driver"
 	"dsec/internal/linux"
 )
 
@@ -13,6 +14,7 @@ import (
 // that names layers which are mounted somewhere for that moment.
 type overlays struct {
 	places string // directory of such places; "" if the kernel needs none
+	why    string // it needs them
 }
 
 // openOverlays tries which way works, with two directories that exist, and removes what a killed process left in places.
@@ -35,7 +37,7 @@ func openOverlays(places, lower, lowest string) (_ overlays, err error) {
 		linux.Close(fd)
 		return overlays{}, nil
 	}
-	w := overlays{places: places}
+	w := overlays{places: places, why: oneByOne.Error()}
 	if fd, err = w.mount(o); err != nil {
 		return overlays{}, unsupported("overlay file systems", errors.Join(oneByOne, err))
 	}
@@ -77,10 +79,11 @@ func (w overlays) mount(o linux.Overlay) (fd int, err error) {
 }
 
 // feature says for people how roots are made.
-func (w overlays) feature() string {
-	how := "by fsconfig"
-	if w.places != "" {
-		how = "by one string of options (this kernel takes no layers that are attached nowhere), at most 240 layers"
+func (w overlays) feature() (string, driver.Fallback) {
+	const what = "overlay, idmapped layers and upper, volatile, nodev; "
+	if w.places == "" {
+		return what + "layers by fsconfig", driver.Fallback{}
 	}
-	return "overlay " + how + ", idmapped layers and upper, volatile, nodev"
+	return what + "layers in one string of options", driver.Fallback{Instead: "layers by fsconfig", Why: w.why,
+		Cost: "two mounts and unmounts a layer for each create; at most 240 layers"}
 }

@@ -26,15 +26,26 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capabilities, error) {
 	if err := d.tryOverlay(slot); err != nil {
 		return driver.Capabilities{}, unsupported("an overlay of idmapped layers", err)
 	}
-	exit := "not known after a restart of the edge (kernel before 6.15)"
-	if linux.KeepsExitStatus() {
-		exit = "pidfd, also after a restart of the edge (PIDFD_INFO_EXIT)"
+	fallbacks := map[string]driver.Fallback{}
+	exit := "pidfd, also after a restart of the edge (PIDFD_INFO_EXIT)"
+	if !linux.KeepsExitStatus() {
+		exit = "pidfd, of children of the edge alone"
+		fallbacks["exit_status"] = driver.Fallback{Instead: "PIDFD_INFO_EXIT", Why: "this kernel does not keep it (Linux 6.15 does)",
+			Cost: "of a sandbox that ends while the edge is away it is not known how"}
 	}
-	return driver.Capabilities{Backend: Name, Features: map[string]string{
+	root, fallback := d.host.overlays.feature()
+	if fallback != (driver.Fallback{}) {
+		fallbacks["root"] = fallback
+	}
+	lowest, fallback := d.skeletons.feature()
+	if fallback != (driver.Fallback{}) {
+		fallbacks["lowest_layer"] = fallback
+	}
+	return driver.Capabilities{Backend: Name, Fallbacks: fallbacks, Features: map[string]string{
 		"launcher":        "stage, PID 1 is a child of the edge (CLONE_PARENT)",
 		"user_namespaces": fmt.Sprintf("%d ranges of %d ids from %d on, made ahead", d.ranges.capacity, idsPerRange, d.ranges.base),
-		"root":            d.host.overlays.feature(),
-		"lowest_layer":    d.skeletons.feature(),
+		"root":            root,
+		"lowest_layer":    lowest,
 		"system_calls":    fmt.Sprintf("seccomp, %d instructions, stricter than %s", len(d.host.filter)/sockFilter, policy.ProfileSource),
 		"devices":         "read-only tree, nodev elsewhere, BPF device program",
 		"masks":           fmt.Sprintf("%d paths of /proc", len(d.host.masks)),

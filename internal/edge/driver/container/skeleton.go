@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync/atomic"
 
+	"dsec/internal/edge/driver"
 	"dsec/internal/linux"
 )
 
@@ -70,9 +71,10 @@ func (s *skeletons) clone(ranges *idRanges, slot, userNS int) (int, error) {
 var lastOfSkeleton = filepath.Join("etc", etcFiles[len(etcFiles)-1])
 
 // feature says for people what the lowest layer is. It is known when one sandbox was made, or tried.
-func (s *skeletons) feature() string {
+func (s *skeletons) feature() (string, driver.Fallback) {
 	if !s.each.Load() {
-		return "one for all, idmapped"
+		return "one for all, idmapped", driver.Fallback{}
 	}
-	return "one for each range of ids, 10 inodes each (kernel before 6.3: does not map the ids of a tmpfs)"
+	return "one for each range of ids", driver.Fallback{Instead: "one for all, idmapped", Why: "this kernel does not map the ids of a tmpfs (Linux 6.3 does)",
+		Cost: "10 inodes of the run directory for each sandbox at a time"}
 }
