@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"runtime"
@@ -167,11 +168,19 @@ func BindMount(src, dst string) error {
 	return nil
 }
 
-// CheckWritable makes sure that a file can be made in the directory fd, by making one without a name. An overlay whose
-// upper directory does not fit its id map mounts without complaint and then refuses every write (EOVERFLOW, EROFS).
+// CheckWritable makes sure that a file can be made in the directory fd, by making one without a name, or where the file system
+// has none (overlay before Linux 6.3) one that is removed again. An overlay whose upper directory does not fit its id map mounts
+// without complaint and then refuses every write (EOVERFLOW, EROFS).
 func CheckWritable(dir int) error {
 	fd, err := OpenAt(dir, ".", unix.O_TMPFILE|unix.O_RDWR, 0o600)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		name := ".dsec-" + rand.Text() // no layer has it, so that removing it leaves no whiteout
+		if fd, err = OpenAt(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_RDWR, 0o600); err == nil {
+			err = retryEINTR(func() error { return unix.Unlinkat(dir, name, 0) })
+		}
+	}
 	if err != nil {
+		Close(fd)
 		return fmt.Errorf("check that it is writable: %w", err)
 	}
 	Close(fd)

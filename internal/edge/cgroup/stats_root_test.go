@@ -19,7 +19,7 @@ import (
 func TestStatsOfRealGroups(t *testing.T) {
 	tree := open(t, uniqueName())
 	const memory = 64 << 20
-	_, cg := create(t, tree, sandbox.Limits{Memory: memory, CPU: 0.1, PIDs: 20})
+	_, cg := create(t, tree, sandbox.Limits{Memory: memory, CPU: 0.5, PIDs: 20})
 	stats := func() driver.Stats {
 		t.Helper()
 		s, err := tree.Stats(cg)

@@ -46,15 +46,37 @@ func posix(t testing.TB) *store.Posix {
 	return st
 }
 
+// mountErofs mounts by the system call: file-backed, or through loop devices where the kernel is older than 6.12.
+func mountErofs(meta, dir string, blobs []string) error {
+	var options []string
+	for _, b := range blobs {
+		options = append(options, "device="+b)
+	}
+	err := syscall.Mount(meta, dir, "erofs", syscall.MS_RDONLY, strings.Join(options, ","))
+	if !errors.Is(err, syscall.ENOTBLK) {
+		return err
+	}
+	var files []*os.File
+	for _, path := range append([]string{meta}, blobs...) {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		files = append(files, f)
+	}
+	return linux.MountErofsLoop(dir, files[0], files[1:])
+}
+
 func mount(t *testing.T, st *store.Posix, m image.Manifest) string {
 	t.Helper()
 	src := Sources(st, m)[0]
-	var options []string
+	var blobs []string
 	for _, f := range src.Data {
-		options = append(options, "device="+f.Path)
+		blobs = append(blobs, f.Path)
 	}
 	dir := t.TempDir()
-	if err := syscall.Mount(src.Metadata.Path, dir, "erofs", syscall.MS_RDONLY, strings.Join(options, ",")); err != nil {
+	if err := mountErofs(src.Metadata.Path, dir, blobs); err != nil {
 		t.Fatalf("mount: %v", err)
 	}
 	t.Cleanup(func() {

@@ -5,6 +5,7 @@ package erofs
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -17,6 +18,7 @@ import (
 	"testing"
 
 	"dsec/internal/image/treetest"
+	"dsec/internal/linux"
 )
 
 // files writes an image to a file system that the kernel mounts from.
@@ -40,16 +42,33 @@ func (s *sample) files(t *testing.T) (meta string, blobs []string) {
 	return write("meta", s.metadata(t)), blobs
 }
 
-// mount mounts by the system call: file-backed, no loop device.
-func mount(t *testing.T, meta string, blobs []string) string {
-	t.Helper()
-	dir := t.TempDir()
+// mountErofs mounts by the system call: file-backed, or through loop devices where the kernel is older than 6.12.
+func mountErofs(meta, dir string, blobs []string) error {
 	var options []string
 	for _, b := range blobs {
 		options = append(options, "device="+b)
 	}
-	if err := syscall.Mount(meta, dir, "erofs", syscall.MS_RDONLY, strings.Join(options, ",")); err != nil {
-		t.Fatalf("mount %s with %v: %v", meta, options, err)
+	err := syscall.Mount(meta, dir, "erofs", syscall.MS_RDONLY, strings.Join(options, ","))
+	if !errors.Is(err, syscall.ENOTBLK) {
+		return err
+	}
+	var files []*os.File
+	for _, path := range append([]string{meta}, blobs...) {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		files = append(files, f)
+	}
+	return linux.MountErofsLoop(dir, files[0], files[1:])
+}
+
+func mount(t *testing.T, meta string, blobs []string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := mountErofs(meta, dir, blobs); err != nil {
+		t.Fatalf("mount %s with %v: %v", meta, blobs, err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(dir, 0); err != nil {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"dsec/internal/edge/cgroup"
 	"dsec/internal/edge/driver"
 	"dsec/internal/linux/mountinfo"
 	"dsec/sandbox"
@@ -124,7 +125,7 @@ func TestRootCreateFailsAtEachThing(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	b.settle()
-	for name, spoil := range map[string]func(*driver.Spec){
+	things := map[string]func(*driver.Spec){
 		"network":     func(s *driver.Spec) { s.Network.Namespace += "-no" },
 		"sysfs":       func(s *driver.Spec) { s.Network.Sysfs += "-no" },
 		"layer":       func(s *driver.Spec) { s.Rootfs.Lowers = []string{"/nonexistent"} },
@@ -134,12 +135,15 @@ func TestRootCreateFailsAtEachThing(t *testing.T) {
 		"upper's etc": func(s *driver.Spec) { must(t, os.Remove(filepath.Join(s.Rootfs.Upper.Dir, "etc"))) },
 		"group":       func(s *driver.Spec) { s.Cgroups.V2Aether += "-no" },
 		"user group":  func(s *driver.Spec) { s.Cgroups.V2User += "-no" },
-		"v1 group":    func(s *driver.Spec) { s.Cgroups.V1User["pids"] += "-no" },
 		"key":         func(s *driver.Spec) { s.GuestKey = nil },
 		"host name":   func(s *driver.Spec) { s.Hostname = strings.Repeat("x", 65) },
 		"socket":      func(s *driver.Spec) { must(t, os.Mkdir(filepath.Join(b.run, "g", string(s.ID)), 0o700)) },
 		"mapping":     func(s *driver.Spec) { must(t, os.Lchown(filepath.Join(s.Rootfs.Upper.Dir, "w"), 1<<20, 1<<20)) },
-	} {
+	}
+	if b.tree.Mode() == cgroup.Hybrid {
+		things["v1 group"] = func(s *driver.Spec) { s.Cgroups.V1User["pids"] += "-no" }
+	}
+	for name, spoil := range things {
 		spec := b.spec()
 		before := b.footprint()
 		spoil(&spec)
