@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import libdsec
 import pytest
 from test_layers import add_file, entry, environment
 
 BUSYBOX = Path("/bin/busybox").read_bytes()
-APPLETS = "sh ls cat id echo mkdir sleep wc env".split()
+APPLETS = "sh ls cat id echo mkdir sleep wc env grep cut".split()
 STORE = "nix/store/0b2kg3nnvhkznq4bkmbnhw3kdk2avyii-busybox-1.37/bin"
 
 
@@ -31,10 +32,11 @@ def alpine(tar: tarfile.TarFile) -> None:
 
 
 def nix(tar: tarfile.TarFile) -> None:
-    """No /bin at all: everything is in the store, and found through PATH."""
+    """As nixos/nix: /bin has sh alone, a link into the store, where all else is, found through PATH."""
     add_file(tar, f"{STORE}/busybox", BUSYBOX)
     for applet in APPLETS:
         link(tar, f"{STORE}/{applet}", "busybox")
+    link(tar, "bin/sh", f"/{STORE}/sh")
     add_file(tar, "etc/passwd", b"root:x:0:0::/root:/noshell\n")
 
 
@@ -64,7 +66,7 @@ async def test_alpine(platform, args, make):
             assert r.stdout.startswith("0\n") and "\ntext\n" in r.stdout, r
             r = await s.run_shell("id -u", user="guest", check=True)
             assert r.stdout == "405\n", r
-            await s.write_file("/srv/deep/file", b"made with its directories")
+            await s.write_file("/srv/deep/file", b"made with its directories", make_parents=True)
             assert await s.read_file("/srv/deep/file") == b"made with its directories"
 
 
@@ -74,8 +76,10 @@ async def test_nix(platform, args, make):
         async with platform.client() as client, await client.run_container(replace(args, container_image="nix-like:1")) as s:
             r = await s.exec(["echo", "found"], env=path, check=True)
             assert r.stdout == "found\n", r
-            r = await s.run_shell("echo $0 of $PATH", env=path, check=True)
-            assert STORE in r.stdout, r
+            r = await s.run_shell("wc -c <$(env | grep ^PATH= | cut -c6-)/busybox", env=path, check=True)
+            assert r.stdout == f"{len(BUSYBOX)}\n", r
+            with pytest.raises(libdsec.NotFoundError):
+                await s.exec(["wc"])
 
 
 async def test_image_of_a_user(platform, args, tmp_path):
