@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import libdsec
 import pytest
 from test_layers import add_file, entry, environment
+
+import libdsec
 
 BUSYBOX = Path("/bin/busybox").read_bytes()
 APPLETS = "sh ls cat id echo mkdir sleep wc env grep cut".split()
