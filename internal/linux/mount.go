@@ -257,3 +257,14 @@ func UnshareMounts(path string) error {
 	}
 	return UnmountPath(path, true)
 }
+
+// MountBPF mounts a file system for pinned BPF objects at dir.
+func MountBPF(dir string) error {
+	err := retryEINTR(func() error {
+		return unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
+	})
+	if err != nil {
+		return fmt.Errorf("mount bpf at %s: %w", dir, err)
+	}
+	return nil
+}

@@ -97,3 +97,13 @@ func LinkUp(name string) error {
 	}
 	return nil
 }
+
+// InNetnsFile is InNetns with the namespace as an open file.
+func InNetnsFile(ns *os.File, fn func() error) error {
+	return onThread(func() error {
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter a network namespace: %w", err)
+		}
+		return fn()
+	})
+}

@@ -295,3 +295,17 @@ func HardNofile() (uint64, error) {
 	}
 	return r.Max, nil
 }
+
+// Kill sends SIGKILL. One that is gone is no error.
+func (p *Process) Kill() error {
+	conn, err := p.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = conn.Control(func(fd uintptr) { failed = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	if errors.Is(failed, unix.ESRCH) {
+		failed = nil
+	}
+	return errors.Join(err, failed)
+}

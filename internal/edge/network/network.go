@@ -1,5 +1,7 @@
 // Package network gives each sandbox a network slot: a network namespace that is made ahead of need and kept by a bind mount.
-// A slot of this package has the loopback interface and nothing else.
+// A slot has the loopback interface and, if its policy opens something, a link to the router: a namespace of the edge's own, in
+// which every address is local. A packet filter on the router's end of each link lets pass what the policy opens, and the relay, a
+// process of its own (package relay), carries the connections on.
 //
 // What surprises:
 //
@@ -11,7 +13,12 @@
 //     control groups are gone, which cannot be removed while a process is in them.
 //   - The directory is the state. <run>/<n> is a slot, <run>/owners/<id> is a link to the number that a sandbox has. A
 //     slot without an owner was never handed out, or was checked before the link was removed; it is checked again
-//     when it is adopted after a restart.
+//     when it is adopted after a restart. <run>/links/<number> says which slot a link leads to (with .new while it is made),
+//     <run>/policies/<number> which policy it has; <run>/router and <run>/bpf are the router and its pinned filter.
+//   - The number of a link is its interface's index in the router, and gives its addresses and MAC: the filter needs no table of slots.
+//   - Nobody asks who has an address: neighbours are permanent on both ends. What speaks ARP, or anything but TCP and UDP, is
+//     not understood.
+//   - Router and relay are made when first a policy opens something.
 package network
 
 import (
@@ -24,6 +31,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dsec/internal/edge/driver"
@@ -39,52 +47,89 @@ const refillRetry = time.Second
 type Options struct {
 	RunDir string // on a private mount, so that namespaces kept here are not copied into other mount namespaces
 	Ready  int    // slots made ahead; up to twice as many are kept of those that come back; 0 makes each when it is asked for
-	Log    *slog.Logger
+	Range  string // of the sandboxes' addresses, a prefix of IPv4; "" = DefaultRange
+	// Relay is the command that runs relay.Main with what relay.ParseArgs makes of the arguments behind it; without, no policy can
+	// open anything.
+	Relay    []string
+	RelayUID int // the user that it is, of its own
+	Log      *slog.Logger
 }
 
 // Slots are the network slots of one edge.
 type Slots struct {
 	dir, sysfs string
 	ready      int
+	ranged     addressRange
 	log        *slog.Logger
 
 	fresh counters // of a slot in which nothing happened
 
-	mu     sync.Mutex
-	free   []int              // as new, without owner
-	owned  map[sandbox.ID]int // what owners/ says
-	next   int                // the lowest number never used
-	closed bool
+	mu         sync.Mutex
+	free       []*slot              // as new, without owner or link
+	freeLinked []*slot              // as new, without owner, with a link
+	owned      map[sandbox.ID]*slot // what owners/ says
+	next       int                  // the lowest number never used
+	closed     bool
+	wantLinks  bool // a policy opened something, so that slots with links are made ahead, too
+
+	routerMu    sync.Mutex
+	router      atomic.Pointer[router] // nil before it is needed
+	freshLinked atomic.Pointer[counters]
+	relay       relayProcess
 
 	wanted chan struct{} // holds one token while the pool may be short
 	stop   context.CancelFunc
-	done   chan struct{} // closed when the refilling goroutine has ended
+	tasks  sync.WaitGroup // that end with stop
+}
+
+// A slot is one network namespace.
+type slot struct {
+	n int
+
+	change sync.Mutex // one change of the policy at a time
+	link   uint32     // its number; 0 = none. Set once, under change and Slots.mu
+	policy Policy     // under Slots.mu
+	active uint32     // the policy's number in the filter, under the router's mu
 }
 
 // Open finds the slots of an earlier run in o.RunDir, destroys those that nobody owns and that are not as new, makes the shared
-// /sys, and begins to fill the pool. The goroutine that fills it ends with Close or Detach.
+// /sys, and begins to fill the pool. The goroutines that it starts end with Close or Detach.
 func Open(ctx context.Context, o Options) (*Slots, error) {
+	ranged, err := parseRange(o.Range)
+	if err != nil {
+		return nil, err
+	}
 	dir, err := prepareDir(o.RunDir)
 	if err != nil {
 		return nil, err
 	}
-	s := &Slots{dir: dir, sysfs: filepath.Join(dir, "sysfs"), ready: o.Ready, log: o.Log,
-		owned: make(map[sandbox.ID]int), wanted: make(chan struct{}, 1), done: make(chan struct{})}
+	s := &Slots{dir: dir, sysfs: filepath.Join(dir, "sysfs"), ready: o.Ready, ranged: ranged, log: o.Log,
+		owned: make(map[sandbox.ID]*slot), wanted: make(chan struct{}, 1)}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	s.relay = relayProcess{command: o.Relay, uid: o.RelayUID, slots: s}
 	if err := s.openSysfs(); err != nil {
 		return nil, err
 	}
 	if s.fresh, err = readCounters(s.sysfsNamespace()); err != nil {
 		return nil, err
 	}
+	if len(o.Relay) > 0 {
+		if err := s.ranged.overlaps(); err != nil {
+			return nil, err
+		}
+	}
 	if err := s.adopt(ctx); err != nil {
+		if r := s.router.Load(); r != nil {
+			r.detach()
+		}
 		return nil, err
 	}
-	refillCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	tasks, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.stop = stop
-	go s.refill(refillCtx)
+	s.tasks.Go(func() { s.refill(tasks) })
+	s.tasks.Go(func() { s.watchHost(tasks) })
 	s.wake()
 	return s, nil
 }
@@ -99,9 +144,14 @@ func prepareDir(dir string) (string, error) {
 func (s *Slots) path(n int) string          { return filepath.Join(s.dir, strconv.Itoa(n)) }
 func (s *Slots) owner(id sandbox.ID) string { return filepath.Join(s.dir, "owners", string(id)) }
 func (s *Slots) sysfsNamespace() string     { return filepath.Join(s.dir, "sysfs.ns") }
-func (s *Slots) network(n int) driver.Network {
-	return driver.Network{Namespace: s.path(n), Sysfs: s.sysfs}
+func (s *Slots) network(x *slot) driver.Network {
+	n := driver.Network{Namespace: s.path(x.n), Sysfs: s.sysfs}
+	if x.link != 0 {
+		n.Addresses = s.ranged.addresses(x.link)
+	}
+	return n
 }
+
 func parseNumber(name string) (n int, err error) {
 	if n, err = strconv.Atoi(name); err == nil && (n < 0 || strconv.Itoa(n) != name) {
 		err = strconv.ErrSyntax
@@ -109,81 +159,103 @@ func parseNumber(name string) (n int, err error) {
 	return n, err
 }
 
-// Acquire gives id a slot, the one it has if it has one already.
+// Acquire gives id a slot whose policy is p, or the slot that it has, as it is now.
 func (s *Slots) Acquire(ctx context.Context, id sandbox.ID, p Policy) (driver.Network, error) {
-	if len(p.Open) > 0 {
-		return driver.Network{}, errNoLinks
-	}
 	if _, err := sandbox.ParseID(string(id)); err != nil {
 		return driver.Network{}, err
 	}
-	for {
-		if err := ctx.Err(); err != nil {
+	linked := len(p.Open) > 0
+	if linked {
+		if err := s.needLinks(); err != nil {
 			return driver.Network{}, err
 		}
-		n, have, err := s.take(id)
-		if err != nil || have {
-			return s.network(n), err
+	}
+	x, had, err := s.acquire(ctx, id, linked)
+	if err != nil {
+		return driver.Network{}, err
+	}
+	if !had && linked {
+		if err := s.SetPolicy(ctx, id, p); err != nil {
+			return driver.Network{}, errors.Join(err, s.Release(context.WithoutCancel(ctx), id))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.network(x), nil
+}
+
+func (s *Slots) acquire(ctx context.Context, id sandbox.ID, linked bool) (x *slot, had bool, err error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, false, err
+		}
+		x, had, err := s.take(id, linked)
+		if err != nil || x != nil {
+			return x, had, err
 		}
 		// Nothing ready: make one here, which is what the pool would do as well.
-		if n, err = s.make(); err != nil {
-			return driver.Network{}, fmt.Errorf("make a network slot: %w", err)
+		if x, err = s.make(linked); err != nil {
+			return nil, false, fmt.Errorf("make a network slot: %w", err)
 		}
 		s.mu.Lock()
-		s.free = append(s.free, n)
+		s.keepLocked(x)
 		s.mu.Unlock()
 	}
 }
 
-// take gives id a free slot. The link is made under the lock: it is what says whose slot it is.
-func (s *Slots) take(id sandbox.ID) (n int, ok bool, err error) {
+func (s *Slots) keepLocked(x *slot) {
+	if x.link != 0 {
+		s.freeLinked = append(s.freeLinked, x)
+	} else {
+		s.free = append(s.free, x)
+	}
+}
+
+// take gives id a free slot, or the one that it has. The link is made under the lock: it is what says whose slot it is.
+func (s *Slots) take(id sandbox.ID, linked bool) (x *slot, had bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return 0, false, sandbox.Errorf(sandbox.Unavailable, "shutting_down", "the edge is shutting down")
+		return nil, false, sandbox.Errorf(sandbox.Unavailable, "shutting_down", "the edge is shutting down")
 	}
-	if n, ok := s.owned[id]; ok {
-		return n, true, nil
+	if x, ok := s.owned[id]; ok {
+		return x, true, nil
 	}
-	if len(s.free) == 0 {
-		return 0, false, nil
+	from := &s.free
+	if linked {
+		from = &s.freeLinked
 	}
-	n = s.free[len(s.free)-1]
-	if err := os.Symlink(strconv.Itoa(n), s.owner(id)); err != nil {
-		return 0, false, fmt.Errorf("record the owner of a network slot: %w", err)
+	if len(*from) == 0 {
+		return nil, false, nil
 	}
-	s.free = s.free[:len(s.free)-1]
-	s.owned[id] = n
+	x = (*from)[len(*from)-1]
+	if err := os.Symlink(strconv.Itoa(x.n), s.owner(id)); err != nil {
+		return nil, false, fmt.Errorf("record the owner of a network slot: %w", err)
+	}
+	*from = (*from)[:len(*from)-1]
+	s.owned[id] = x
 	s.wakeLocked()
-	return n, true, nil
+	return x, false, nil
 }
-
-// errNoLinks is of policies that open something.
-var errNoLinks = sandbox.Errorf(sandbox.Unsupported, "network_unavailable", "this version has no links to the outside")
-
-// SetPolicy replaces the policy of id.
-func (s *Slots) SetPolicy(_ context.Context, id sandbox.ID, p Policy) error {
-	if len(p.Open) > 0 {
-		return errNoLinks
-	}
-	return nil
-}
-
-// Refused is what was refused to id.
-func (s *Slots) Refused(sandbox.ID) (Refusals, error) { return Refusals{}, nil }
 
 // Release takes the slot of id back. It goes to the pool if it is as new and is destroyed otherwise. Call it once no process
 // of the sandbox is left. Without a slot it does nothing.
 func (s *Slots) Release(ctx context.Context, id sandbox.ID) error {
-	s.mu.Lock()
-	n, ok := s.owned[id]
-	s.mu.Unlock()
-	if !ok {
+	x := s.ofID(id)
+	if x == nil {
 		return nil
 	}
-	clean := s.asNew(n)
+	x.change.Lock()
+	defer x.change.Unlock()
+	if s.ofID(id) != x {
+		return nil // a concurrent Release was faster
+	}
+	if err := s.closeLink(x); err != nil { // first: what ends there changes the counters
+		return err
+	}
+	clean := s.asNew(x)
 	if !clean {
-		if err := linux.RemoveNetns(s.path(n)); err != nil {
+		if err := s.remove(x); err != nil {
 			return fmt.Errorf("destroy the network slot of %s: %w", id, err)
 		}
 	}
@@ -193,30 +265,49 @@ func (s *Slots) Release(ctx context.Context, id sandbox.ID) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.owned[id] != n {
-		return nil // a concurrent Release was faster
-	}
 	delete(s.owned, id)
+	free := len(s.free)
+	if x.link != 0 {
+		free = len(s.freeLinked)
+	}
 	switch {
-	case clean && len(s.free) < max(2*s.ready, 1):
-		s.free = append(s.free, n)
+	case clean && free < max(2*s.ready, 1):
+		s.keepLocked(x)
 	case clean: // more than the pool wants
-		if err := linux.RemoveNetns(s.path(n)); err != nil {
-			s.log.Warn("cannot destroy a surplus network slot", "slot", n, "error", err)
+		if err := s.remove(x); err != nil {
+			s.log.Warn("cannot destroy a surplus network slot", "slot", x.n, "error", err)
 		}
 	}
 	s.wakeLocked()
 	return nil
 }
 
+func (s *Slots) ofID(id sandbox.ID) *slot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.owned[id]
+}
+
+// remove destroys a slot, and its link with it.
+func (s *Slots) remove(x *slot) error {
+	if err := linux.RemoveNetns(s.path(x.n)); err != nil {
+		return err
+	}
+	return s.forgetLink(x)
+}
+
 // asNew reports whether nothing of a former user is left in a slot.
-func (s *Slots) asNew(n int) bool {
-	c, err := readCounters(s.path(n))
+func (s *Slots) asNew(x *slot) bool {
+	want := &s.fresh
+	if x.link != 0 {
+		want = s.freshLinked.Load()
+	}
+	c, err := readCounters(s.path(x.n))
 	if err != nil {
-		s.log.Warn("cannot inspect a network slot, it will not be used again", "slot", n, "error", err)
+		s.log.Warn("cannot inspect a network slot, it will not be used again", "slot", x.n, "error", err)
 		return false
 	}
-	return c.quiescent() && c == s.fresh
+	return want != nil && c.quiescent() && c == *want
 }
 
 // Sweep releases the slots of every id that is not in keep, and destroys them: after a crash nobody knows whether processes
@@ -241,43 +332,60 @@ func (s *Slots) Sweep(ctx context.Context, keep map[sandbox.ID]bool) ([]sandbox.
 }
 
 func (s *Slots) destroy(id sandbox.ID) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n, ok := s.owned[id]
-	if !ok {
+	x := s.ofID(id)
+	if x == nil {
 		return nil
 	}
-	if err := linux.RemoveNetns(s.path(n)); err != nil {
+	x.change.Lock()
+	defer x.change.Unlock()
+	if s.ofID(id) != x {
+		return nil
+	}
+	if err := s.closeLink(x); err != nil {
+		return err
+	}
+	if err := s.remove(x); err != nil {
 		return fmt.Errorf("destroy the network slot of %s: %w", id, err)
 	}
 	if err := os.Remove(s.owner(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.owned, id)
 	return nil
 }
 
 // Detach ends the background work and leaves every slot as it is, for the next Open.
 func (s *Slots) Detach() {
+	s.quit()
+	s.relay.detach()
+	if r := s.router.Load(); r != nil {
+		r.detach()
+	}
+}
+
+// quit ends the background work.
+func (s *Slots) quit() {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
 	s.stop()
-	<-s.done
+	s.tasks.Wait()
 }
 
 // Close destroys every slot, also those in use, and everything else that Open made.
 func (s *Slots) Close(ctx context.Context) error {
-	s.Detach()
+	s.quit()
 	_, err := s.Sweep(ctx, nil)
 	errs := []error{err}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, n := range s.free {
-		errs = append(errs, linux.RemoveNetns(s.path(n)))
+	for _, x := range append(s.free, s.freeLinked...) {
+		errs = append(errs, linux.RemoveNetns(s.path(x.n)))
 	}
-	s.free = nil
-	errs = append(errs, s.closeSysfs())
+	s.free, s.freeLinked = nil, nil
+	errs = append(errs, s.closeRouter(ctx), s.closeSysfs())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove network slots: %w", err)
 	}

@@ -35,6 +35,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(churnEnv); dir != "" {
 		churn(dir)
 	}
+	if len(os.Args) > 1 && os.Args[1] == "relay" {
+		relayMain(os.Args[2:])
+	}
 	os.Exit(m.Run())
 }
 
@@ -351,8 +354,8 @@ func TestKilledProcessLeavesSlotsThatAreFoundOrRemoved(t *testing.T) {
 	s := open(t, dir, 2)
 	defer closeSlots(t, s)
 	keep := make(map[sandbox.ID]bool)
-	for id, n := range s.owned {
-		if err := linux.InNetns(s.path(n), func() error { return nil }); err != nil {
+	for id, x := range s.owned {
+		if err := linux.InNetns(s.path(x.n), func() error { return nil }); err != nil {
 			t.Errorf("the slot of %s cannot be entered: %v", id, err)
 		}
 		if len(keep) == 0 {
@@ -467,11 +470,11 @@ func BenchmarkCreateDestroy(b *testing.B) {
 	s := open(b, dir, 0)
 	defer closeSlots(b, s)
 	for b.Loop() {
-		n, err := s.make()
+		x, err := s.make(false)
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := linux.RemoveNetns(s.path(n)); err != nil {
+		if err := s.remove(x); err != nil {
 			b.Fatal(err)
 		}
 	}

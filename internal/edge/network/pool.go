@@ -30,16 +30,32 @@ func setUp() error {
 			return fmt.Errorf("set %s: %w", path, err)
 		}
 	}
-	return nil
+	return writeSysctls(quietIPv6)
 }
 
 // make makes a slot under a number that was never used in this run.
-func (s *Slots) make() (int, error) {
+func (s *Slots) make(linked bool) (*slot, error) {
 	s.mu.Lock()
-	n := s.next
+	x := &slot{n: s.next}
 	s.next++
 	s.mu.Unlock()
-	return n, linux.CreateNetns(s.path(n), setUp)
+	if err := linux.CreateNetns(s.path(x.n), setUp); err != nil {
+		return nil, err
+	}
+	if !linked {
+		return x, nil
+	}
+	if err := s.addLink(x); err != nil {
+		return nil, errors.Join(err, linux.RemoveNetns(s.path(x.n)))
+	}
+	if s.freshLinked.Load() == nil { // nobody was inside yet
+		c, err := readCounters(s.path(x.n))
+		if err != nil {
+			return nil, errors.Join(err, s.remove(x))
+		}
+		s.freshLinked.CompareAndSwap(nil, &c)
+	}
+	return x, nil
 }
 
 // adopt reads what an earlier run left.
@@ -56,6 +72,10 @@ func (s *Slots) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	linked, err := s.adoptLinks(mounted)
+	if err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
 		return err
@@ -63,7 +83,7 @@ func (s *Slots) adopt(ctx context.Context) error {
 	for _, e := range entries {
 		n, err := parseNumber(e.Name())
 		if err != nil {
-			continue // sysfs, sysfs.ns, owners
+			continue // what is not a slot
 		}
 		s.next = max(s.next, n+1)
 		if taken[n] {
@@ -72,8 +92,9 @@ func (s *Slots) adopt(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if mounted[s.path(n)] && len(s.free) < s.ready && s.asNew(n) {
-			s.free = append(s.free, n)
+		x := &slot{n: n}
+		if mounted[s.path(n)] && !linked[n] && len(s.free) < s.ready && s.asNew(x) {
+			s.free = append(s.free, x)
 		} else if err := linux.RemoveNetns(s.path(n)); err != nil {
 			return err
 		}
@@ -101,7 +122,7 @@ func (s *Slots) adoptOwners(mounted map[string]bool) (taken map[int]bool, err er
 			continue
 		}
 		taken[n] = true
-		s.owned[id] = n
+		s.owned[id] = &slot{n: n}
 	}
 	return taken, nil
 }
@@ -121,34 +142,42 @@ func (s *Slots) wakeLocked() {
 
 // refill fills the pool whenever less than half is left, until ctx ends.
 func (s *Slots) refill(ctx context.Context) {
-	defer close(s.done)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.wanted:
 		}
-		if s.level() >= (s.ready+1)/2 {
-			continue // slots in use come back soon; filling up at once would make one too many for each of them
-		}
-		for ctx.Err() == nil && s.level() < s.ready {
-			n, err := s.make()
-			if err != nil {
-				s.log.Error("cannot make a network slot ahead", "error", err)
-				wait(ctx, refillRetry)
-				continue
+		for _, linked := range []bool{false, true} {
+			if s.level(linked) >= (s.ready+1)/2 {
+				continue // slots in use come back soon; filling up at once would make one too many for each of them
 			}
-			s.mu.Lock()
-			s.free = append(s.free, n)
-			s.mu.Unlock()
+			for ctx.Err() == nil && s.level(linked) < s.ready {
+				x, err := s.make(linked)
+				if err != nil {
+					s.log.Error("cannot make a network slot ahead", "error", err)
+					wait(ctx, refillRetry)
+					continue
+				}
+				s.mu.Lock()
+				s.keepLocked(x)
+				s.mu.Unlock()
+			}
 		}
 	}
 }
 
-func (s *Slots) level() int {
+// level is how many slots of a kind are ready.
+func (s *Slots) level(linked bool) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.free)
+	switch {
+	case !linked:
+		return len(s.free)
+	case s.wantLinks:
+		return len(s.freeLinked)
+	}
+	return s.ready // of what nobody wants there is enough
 }
 
 func wait(ctx context.Context, d time.Duration) {

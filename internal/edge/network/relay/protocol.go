@@ -1,0 +1,186 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"dsec/internal/edge/network/allow"
+)
+
+// Version of the protocol between edge and relay.
+const Version = 1
+
+// Operations of a request.
+const (
+	opHello   = "hello"
+	opSet     = "set"
+	opDrop    = "drop"
+	opRefused = "refused"
+	opStop    = "stop"
+)
+
+// A request is one line of JSON on the relay's socket, answered by one.
+type request struct {
+	Op        string       `json:"op"`
+	Slot      uint32       `json:"slot,omitempty"`
+	Addresses []netip.Addr `json:"addresses,omitempty"`
+	Policy    allow.Policy `json:"policy,omitzero"`
+}
+
+type answer struct {
+	Error   string         `json:"error,omitempty"`
+	Version int            `json:"version,omitempty"`
+	PID     int            `json:"pid,omitempty"`
+	Refused allow.Refusals `json:"refused,omitzero"`
+}
+
+// callWithin is how long the relay may take to answer.
+const callWithin = 10 * time.Second
+
+// A Client is the edge's end of a relay's socket.
+type Client struct {
+	PID int
+
+	mu   sync.Mutex
+	conn net.Conn
+	dec  *json.Decoder
+	gone chan struct{}
+	once sync.Once
+}
+
+// Connect finds the relay that listens at the socket to which dial connects.
+func Connect(conn net.Conn) (*Client, error) {
+	c := &Client{conn: conn, dec: json.NewDecoder(conn), gone: make(chan struct{})}
+	a, err := c.call(request{Op: opHello})
+	if err == nil && a.Version != Version {
+		err = fmt.Errorf("the relay speaks version %d, this edge %d", a.Version, Version)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	c.PID = a.PID
+	return c, nil
+}
+
+// Gone is closed when a call has failed because the relay does not answer.
+func (c *Client) Gone() <-chan struct{} { return c.gone }
+
+// Close leaves the relay as it is.
+func (c *Client) Close() error {
+	c.once.Do(func() { close(c.gone) })
+	return c.conn.Close()
+}
+
+func (c *Client) call(r request) (a answer, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	defer func() {
+		if err != nil { // what comes later would be the answer to another question
+			c.once.Do(func() { close(c.gone) })
+			c.conn.Close()
+			err = fmt.Errorf("call the relay: %w", err)
+		}
+	}()
+	if err := c.conn.SetDeadline(time.Now().Add(callWithin)); err != nil {
+		return a, err
+	}
+	b, err := json.Marshal(r)
+	if err != nil {
+		return a, err
+	}
+	if _, err := c.conn.Write(append(b, '\n')); err != nil {
+		return a, err
+	}
+	return a, c.dec.Decode(&a)
+}
+
+func (c *Client) do(r request) (answer, error) {
+	a, err := c.call(r)
+	if err == nil && a.Error != "" {
+		err = errors.New(a.Error)
+	}
+	return a, err
+}
+
+// Set makes p the policy of a slot. Connections that p does not allow have ended when it returns.
+func (c *Client) Set(slot uint32, addresses []netip.Addr, p allow.Policy) error {
+	_, err := c.do(request{Op: opSet, Slot: slot, Addresses: addresses, Policy: p})
+	return err
+}
+
+// Drop ends all connections of a slot and forgets it.
+func (c *Client) Drop(slot uint32) error {
+	_, err := c.do(request{Op: opDrop, Slot: slot})
+	return err
+}
+
+// Refused is what the relay refused to a slot.
+func (c *Client) Refused(slot uint32) (allow.Refusals, error) {
+	a, err := c.do(request{Op: opRefused, Slot: slot})
+	return a.Refused, err
+}
+
+// Ping asks whether it lives.
+func (c *Client) Ping() error {
+	_, err := c.do(request{Op: opHello})
+	return err
+}
+
+// Stop ends the relay, with all connections.
+func (c *Client) Stop() error {
+	_, err := c.do(request{Op: opStop})
+	return err
+}
+
+// control answers edges until stop is called for or ctx ends.
+func (r *Relay) control(ctx context.Context, l net.Listener, stop func()) {
+	go func() {
+		<-ctx.Done()
+		l.Close()
+	}()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go r.serveEdge(conn, stop)
+	}
+}
+
+func (r *Relay) serveEdge(conn net.Conn, stop func()) {
+	defer conn.Close()
+	dec, enc := json.NewDecoder(conn), json.NewEncoder(conn)
+	for {
+		var q request
+		if err := dec.Decode(&q); err != nil {
+			return // io.EOF: the edge went away
+		}
+		var a answer
+		switch q.Op {
+		case opHello:
+			a.Version, a.PID = Version, r.o.PID
+		case opSet:
+			r.set(q.Slot, q.Addresses, q.Policy)
+		case opDrop:
+			r.drop(q.Slot)
+		case opRefused:
+			a.Refused = r.refused(q.Slot)
+		case opStop:
+			_ = enc.Encode(a)
+			stop()
+			return
+		default:
+			a.Error = "unknown operation"
+		}
+		if err := enc.Encode(a); err != nil {
+			return
+		}
+	}
+}
