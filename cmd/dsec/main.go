@@ -30,7 +30,7 @@ func commandTable() []command {
 		networkCommand, serviceCommand,
 		imageCommand, workspaceCommand, toolkitCommand,
 		doctorCommand, hostCommand, versionCommand, completionCommand(),
-		edgeCommand,
+		edgeCommand, relayCommand,
 	}
 }
 

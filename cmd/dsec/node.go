@@ -16,6 +16,7 @@ import (
 	"dsec/internal/edge/failpoint"
 	"dsec/internal/edge/layers"
 	"dsec/internal/edge/network"
+	"dsec/internal/edge/network/relay"
 	"dsec/internal/edge/policy"
 	names "dsec/internal/edge/resolve"
 	"dsec/internal/edge/tools"
@@ -91,7 +92,10 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 		return nil, err
 	}
 	parts = append(parts, uppers)
-	if n.network, err = network.Open(ctx, network.Options{RunDir: filepath.Join(o.runDir, "net"), Ready: readySlots, Log: log}); err != nil {
+	if n.network, err = network.Open(ctx, network.Options{
+		RunDir: filepath.Join(o.runDir, "net"), Ready: readySlots, Range: o.networkRange,
+		Relay: []string{"/proc/self/exe", "relay"}, RelayUID: n.ids.relayUser(), Log: log,
+	}); err != nil {
 		return nil, err
 	}
 	parts = append(parts, n.network)
@@ -144,6 +148,13 @@ func (n *node) installTools(ctx context.Context, log *slog.Logger) error {
 		log.Warn("there will be no trusted commands", "error", err)
 	}
 	return err
+}
+
+// runRelay is the process beside the edge that carries connections of sandboxes.
+func runRelay(ctx context.Context, o *relayOptions) error {
+	return relay.Main(ctx, relay.Config{
+		Router: o.router, Socket: o.socket, Root: o.root, UID: o.uid, Range: o.prefixes, Ready: os.NewFile(relay.ReadyFD, "ready"),
+	})
 }
 
 func (n *node) blobPath(digest string) (string, error) {

@@ -16,6 +16,7 @@ type nodeFlags struct {
 	maxSandboxes int
 	keepEnded    time.Duration
 	poolBytes    byteCount
+	networkRange string
 	logLevel     string
 	requests     inflight.Limits
 	resolvers    list
@@ -29,6 +30,7 @@ func (o *nodeFlags) register(f *flagSet) {
 	f.IntVar(&o.requests.Streams, "project-streams", inflight.DefaultStreams, "most streams of one project at a time, a `NUMBER`: files, output, ports, watches")
 	f.IntVar(&o.requests.Calls, "project-calls", inflight.DefaultCalls, "most other requests of one project at a time, a `NUMBER`")
 	f.Var(&o.resolvers, "resolver", "`ADDRESS` of a name server for network rules, instead of the machine's; may be repeated")
+	f.StringVar(&o.networkRange, "network-range", "198.18.0.0/15", "`PREFIX` of IPv4 for sandboxes' links, which nothing in this host's networks has")
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
 }
 
@@ -55,7 +57,8 @@ func (o *nodeFlags) check() error {
 // args are the same flags for another process.
 func (o *nodeFlags) args() []string {
 	args := []string{"--data-dir", o.dataDir, "--run-dir", o.runDir,
-		"--max-sandboxes", strconv.Itoa(o.maxSandboxes), "--keep-ended", o.keepEnded.String(), "--log-level", o.logLevel,
+		"--max-sandboxes", strconv.Itoa(o.maxSandboxes), "--keep-ended", o.keepEnded.String(),
+		"--network-range", o.networkRange, "--log-level", o.logLevel,
 		"--project-streams", strconv.Itoa(o.requests.Streams), "--project-calls", strconv.Itoa(o.requests.Calls)}
 	if o.poolBytes > 0 {
 		args = append(args, "--pool-size", o.poolBytes.String())

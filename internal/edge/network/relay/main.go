@@ -16,6 +16,9 @@ import (
 // Port of the relay's sockets on the loopback of the router: there the packet filter finds them.
 const Port = 7
 
+// ReadyFD is the descriptor of Config.Ready, which whoever starts the relay hands it.
+const ReadyFD = 3
+
 // Config of Main.
 type Config struct {
 	Router string // path of its network namespace
@@ -37,7 +40,7 @@ func (c Config) Args() []string {
 
 // ParseArgs reads what Args gave.
 func ParseArgs(args []string) (Config, error) {
-	c := Config{Ready: os.NewFile(3, "ready")}
+	c := Config{Ready: os.NewFile(ReadyFD, "ready")}
 	f := flag.NewFlagSet("relay", flag.ContinueOnError)
 	f.SetOutput(io.Discard)
 	f.StringVar(&c.Router, "router", "", "")
