@@ -48,7 +48,7 @@ func TestNodeFlagsAreHandedOn(t *testing.T) {
 		return &o
 	}
 	given := parse([]string{"--data-dir", "/d", "--run-dir", "/r", "--max-sandboxes", "7", "--keep-ended", "90s", "--pool-size", "3g", "--log-level", "warn",
-		"--project-streams", "8", "--project-calls", "9", "--resolver", "10.0.0.2", "--resolver", "[fd12::1]:54"})
+		"--network-range", "10.128.0.0/16", "--project-streams", "8", "--project-calls", "9", "--resolver", "10.0.0.2", "--resolver", "[fd12::1]:54"})
 	if again := parse(given.args()); !reflect.DeepEqual(again, given) {
 		t.Fatalf("%+v became %+v", given, again)
 	}
