@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -106,4 +107,30 @@ func InNetnsFile(ns *os.File, fn func() error) error {
 		}
 		return fn()
 	})
+}
+
+// SettleLink makes the kernel see now, and not a little later, that an interface of the calling thread's network namespace has its
+// other end: until it does, it drops what is sent.
+func SettleLink(name string) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socket for %s: %w", name, err)
+	}
+	defer unix.Close(fd)
+	value := struct{ command, data uint32 }{command: unix.ETHTOOL_GLINK}
+	request := struct {
+		name [unix.IFNAMSIZ]byte
+		data *struct{ command, data uint32 }
+		_    [16]byte
+	}{data: &value}
+	if copy(request.name[:unix.IFNAMSIZ-1], name) != len(name) {
+		return fmt.Errorf("interface name %q", name)
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return fmt.Errorf("look at the link %s: %w", name, errno)
+	}
+	if value.data == 0 {
+		return fmt.Errorf("the link %s has no other end", name)
+	}
+	return nil
 }

@@ -60,7 +60,7 @@ func newSite(t testing.TB) *site {
 	x.host, x.addr = netip.AddrFrom4([4]byte{10, 213, octet, 1}), netip.AddrFrom4([4]byte{10, 213, octet, 2})
 	x.addr6 = netip.MustParseAddr(fmt.Sprintf("fd77:%x::2", octet))
 	host6, addr6 := netip.MustParseAddr(fmt.Sprintf("fd77:%x::1", octet)), netip.MustParseAddr(fmt.Sprintf("fd77:%x::2", octet))
-	if err := linux.CreateNetns(x.ns, func() error { return linux.LinkUp("lo") }); err != nil {
+	if err := linux.CreateNetns(x.ns, func() error { return errors.Join(linux.LinkUp("lo"), writeSysctls(quietIPv6)) }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { linux.RemoveNetns(x.ns) })
@@ -111,6 +111,9 @@ func newSite(t testing.TB) *site {
 		return nl.Do(&b)
 	})
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := linux.SettleLink(fmt.Sprintf("site%d", os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
 	return x

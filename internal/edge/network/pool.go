@@ -53,6 +53,7 @@ func (s *Slots) make(linked bool) (*slot, error) {
 		if err != nil {
 			return nil, errors.Join(err, s.remove(x))
 		}
+		c.sockets = 0 // the one that made the link may be on its way out
 		s.freshLinked.CompareAndSwap(nil, &c)
 	}
 	return x, nil

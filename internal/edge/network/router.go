@@ -306,7 +306,10 @@ func (r *router) connect(n uint32, ns *os.File) error {
 	if err := r.nl.Do(&b); err != nil {
 		return err
 	}
-	return setUpLink(ns, addresses, r.ranged.addresses(1), mac)
+	if err := setUpLink(ns, addresses, r.ranged.addresses(1), mac); err != nil {
+		return err
+	}
+	return r.thread.Do(func() error { return linux.SettleLink(name) })
 }
 
 // setUpLink gives the slot's end its addresses and the way out.
