@@ -185,7 +185,7 @@ func TestNothingThatIsNotAllowedArrives(t *testing.T) {
 	x := newSite(t)
 	s := openLinked(t, privateDir(t), 0)
 	defer closeSlots(t, s)
-	p := Policy{Open: []Destination{x.dest(8080, TCP), x.dest(8080, UDP), {netip.MustParsePrefix("fd99::/64"), 0, 65535, UDP}}}
+	p := Policy{Open: []Destination{x.dest(8080, TCP), x.dest(8080, UDP), opened("fd99::/64", 0, 65535, UDP)}}
 	id, ns := acquireOpen(t, s, p)
 	other, _ := acquireOpen(t, s, p)
 	a, b := s.ofID(id), s.ofID(other)

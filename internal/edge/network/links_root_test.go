@@ -159,7 +159,11 @@ func echo(c *net.TCPConn) {
 }
 
 func (x *site) dest(port uint16, protocol uint8) Destination {
-	return Destination{netip.PrefixFrom(x.addr, 32), port, port, protocol}
+	return opened(x.addr.String()+"/32", port, port, protocol)
+}
+
+func opened(prefix string, first, last uint16, protocol uint8) Destination {
+	return Destination{Prefix: netip.MustParsePrefix(prefix), FirstPort: first, LastPort: last, Protocol: protocol}
 }
 
 // dial connects from inside a slot.
@@ -284,7 +288,7 @@ func TestDatagramsAndIPv6PassBothWays(t *testing.T) {
 	x.serveUDP(t, x.addr6, 53)
 	s := openLinked(t, privateDir(t), 0)
 	defer closeSlots(t, s)
-	id, ns := acquireOpen(t, s, Policy{Open: []Destination{x.dest(53, UDP), {netip.PrefixFrom(x.addr6, 64).Masked(), 53, 8080, UDP}, {netip.PrefixFrom(x.addr6, 128), 8080, 8080, TCP}}})
+	id, ns := acquireOpen(t, s, Policy{Open: []Destination{x.dest(53, UDP), opened(netip.PrefixFrom(x.addr6, 64).Masked().String(), 53, 8080, UDP), opened(x.addr6.String()+"/128", 8080, 8080, TCP)}})
 	for _, to := range []netip.Addr{x.addr, x.addr6} {
 		c, err := dial(ns, "udp", netip.AddrPortFrom(to, 53).String())
 		if err != nil {
