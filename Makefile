@@ -41,6 +41,7 @@ venv: deps-test
 	@scripts/venv.sh $(VENV)
 generate: ## regenerate committed code: contracts, sync client, package lists
 	api/generate.sh
+	internal/edge/network/bpf/generate.sh
 	$(PYTHON) sdk/python/scripts/unasync.py
 
 .PHONY: dist

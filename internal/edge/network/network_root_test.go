@@ -32,21 +32,24 @@ const edge = sandbox.EdgeCode("nettt")
 const churnEnv = "DSEC_TEST_NETWORK_CHURN"
 
 func TestMain(m *testing.M) {
-	// First: a relay inherits the environment of who started it, and must not start others.
-	if len(os.Args) > 1 && os.Args[1] == "relay" {
-		relayMain(os.Args[2:])
-	}
 	if dir := os.Getenv(churnEnv); dir != "" {
 		churn(dir)
+	}
+	if len(os.Args) > 1 && os.Args[1] == "relay" {
+		relayMain(os.Args[2:])
 	}
 	os.Exit(m.Run())
 }
 
 func churn(dir string) {
-	s, err := Open(context.Background(), Options{RunDir: dir, Ready: 4})
+	s, err := Open(context.Background(), Options{RunDir: dir, Ready: 4, Relay: []string{os.Args[0], "relay"}, RelayUID: relayUID})
+	policies := []Policy{{}, {Open: []Destination{opened("10.0.0.0/8", 443, 443, TCP)}}, {Open: []Destination{opened("10.1.0.0/16", 53, 53, UDP)}}}
 	for err == nil {
 		id := sandbox.NewID(edge)
-		if _, err = s.Acquire(context.Background(), id, Policy{}); err == nil && rand.IntN(4) > 0 {
+		if _, err = s.Acquire(context.Background(), id, policies[rand.IntN(3)]); err == nil && rand.IntN(2) == 0 {
+			err = s.SetPolicy(context.Background(), id, policies[rand.IntN(3)])
+		}
+		if err == nil && rand.IntN(4) > 0 {
 			err = s.Release(context.Background(), id)
 		}
 	}
@@ -85,7 +88,8 @@ func open(t testing.TB, dir string, ready int) *Slots {
 func closeSlots(t testing.TB, s *Slots) {
 	t.Helper()
 	if err := s.Close(context.Background()); err != nil {
-		t.Fatal(err)
+		out, _ := exec.Command("sh", "-c", "ls -la "+s.dir+" "+s.dir+"/*; grep "+s.dir+" /proc/self/mountinfo").CombinedOutput()
+		t.Fatalf("%v\n%s %v %v", err, out, s.owned, s.next)
 	}
 	mounts, err := mountinfo.Self()
 	if err != nil {
@@ -335,7 +339,7 @@ func TestConcurrentSandboxesNeverShareASlot(t *testing.T) {
 
 func TestKilledProcessLeavesSlotsThatAreFoundOrRemoved(t *testing.T) {
 	dir := privateDir(t)
-	for round := range 6 {
+	for round := range 8 {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), churnEnv+"="+dir)
 		var stderr bytes.Buffer
@@ -343,7 +347,7 @@ func TestKilledProcessLeavesSlotsThatAreFoundOrRemoved(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(5+round*15+rand.IntN(15)) * time.Millisecond)
+		time.Sleep(time.Duration(5+round*40+rand.IntN(40)) * time.Millisecond)
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -352,7 +356,7 @@ func TestKilledProcessLeavesSlotsThatAreFoundOrRemoved(t *testing.T) {
 			t.Fatalf("the child ended by itself: %v %s", err, stderr.String())
 		}
 	}
-	s := open(t, dir, 2)
+	s := openLinked(t, dir, 2)
 	defer closeSlots(t, s)
 	keep := make(map[sandbox.ID]bool)
 	for id, x := range s.owned {
@@ -365,6 +369,12 @@ func TestKilledProcessLeavesSlotsThatAreFoundOrRemoved(t *testing.T) {
 	}
 	if _, err := s.Sweep(t.Context(), keep); err != nil {
 		t.Fatal(err)
+	}
+	links, err := os.ReadDir(s.linksDir())
+	for _, l := range links {
+		if target, _ := os.Readlink(filepath.Join(s.linksDir(), l.Name())); !exists(filepath.Join(s.dir, target)) || strings.HasSuffix(l.Name(), ".new") {
+			t.Errorf("link %s leads to %s, which is not there: %v", l.Name(), target, err)
+		}
 	}
 	owners, err := os.ReadDir(filepath.Join(s.dir, "owners"))
 	if err != nil || len(owners) != len(keep) {
@@ -441,8 +451,9 @@ func TestCloseLeavesTheHostAsBefore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := open(t, dir, 4)
+	s := openLinked(t, dir, 4)
 	acquire(t, s, sandbox.NewID(edge))
+	acquireOpen(t, s, Policy{Open: []Destination{opened("10.0.0.0/8", 443, 443, TCP)}})
 	closeSlots(t, s)
 	after, err := hoststate.Snapshot(filepath.Dir(dir))
 	if err != nil {

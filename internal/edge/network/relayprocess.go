@@ -155,7 +155,7 @@ func (p *relayProcess) start(ctx context.Context) error {
 	config := relay.Config{Router: s.routerPath(), Socket: p.socket(), Root: s.emptyDir(), UID: p.uid, Range: s.ranged.prefixes()}
 	args := append(p.command[1:len(p.command):len(p.command)], config.Args()...)
 	cmd := exec.Command(p.command[0], args...)
-	cmd.Dir, cmd.ExtraFiles, cmd.Env = "/", []*os.File{write}, append(os.Environ(), "GOMAXPROCS=2")
+	cmd.Dir, cmd.ExtraFiles, cmd.Env = "/", []*os.File{write}, []string{"GOMAXPROCS=2"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // it outlives this process
 	err = cmd.Start()
 	write.Close()
