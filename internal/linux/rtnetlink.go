@@ -393,3 +393,47 @@ func Monotonic() time.Duration {
 	}
 	return time.Duration(ts.Nano())
 }
+
+func tc(index int, handle, parent, info uint32) []byte {
+	f := append(make([]byte, 0, 20), unix.AF_UNSPEC, 0, 0, 0)
+	f = binary.NativeEndian.AppendUint32(f, uint32(index))
+	f = binary.NativeEndian.AppendUint32(f, handle)
+	f = binary.NativeEndian.AppendUint32(f, parent)
+	return binary.NativeEndian.AppendUint32(f, info)
+}
+
+const (
+	tcClsact     = 0xfffffff1
+	tcIngress    = 0xfffffff2
+	tcEgress     = 0xfffffff3
+	tcaKind      = 1
+	tcaOptions   = 2
+	tcaBPFFD     = 6
+	tcaBPFName   = 7
+	tcaBPFFlags  = 8
+	tcBPFActions = 1 // the program's result says what becomes of the packet
+)
+
+// AddFilters puts BPF programs on an interface, one for what comes in there and one for what goes out. They stay as long as it does,
+// whatever becomes of this process. The interface has none yet.
+func (b *NetlinkBatch) AddFilters(index, in, out int) {
+	b.start("add the hooks of filters", unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, tc(index, 0xffff0000, tcClsact, 0))
+	b.attr(tcaKind, []byte("clsact\x00"))
+	b.end()
+	b.SetFilters(index, in, out)
+}
+
+// SetFilters replaces those of AddFilters.
+func (b *NetlinkBatch) SetFilters(index, in, out int) {
+	for parent, fd := range map[uint32]int{tcIngress: in, tcEgress: out} {
+		const priority, everything = 1 << 16, 0x0300 // ETH_P_ALL in the network's order
+		b.start("set a filter", unix.RTM_NEWTFILTER, unix.NLM_F_CREATE, tc(index, 1, parent, priority|everything))
+		b.attr(tcaKind, []byte("bpf\x00"))
+		options := b.open(tcaOptions)
+		b.u32(tcaBPFFD, uint32(fd))
+		b.attr(tcaBPFName, []byte("dsec\x00"))
+		b.u32(tcaBPFFlags, tcBPFActions)
+		b.close(options)
+		b.end()
+	}
+}

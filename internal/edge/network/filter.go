@@ -11,12 +11,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 
 	"dsec/internal/edge/network/allow"
 	"dsec/internal/linux"
@@ -74,7 +71,8 @@ type (
 // filterReasons are the reasons of filter.c.
 var filterReasons = [8]string{1: BadFrame, BadPacket, BadProtocol, Forbidden, NotAllowed}
 
-// A filter is the packet filter, loaded, and its maps. All of it is pinned below dir, so that it outlives this process.
+// A filter is the packet filter, loaded, and its maps, which are pinned below dir. The links hold the programs: all of it outlives
+// this process.
 type filter struct {
 	dir      string
 	from, to *ebpf.Program // the sandbox
@@ -95,8 +93,7 @@ func (m *filterMaps) all() []*ebpf.Map {
 	return []*ebpf.Map{m.Active, m.Open4, m.Open6, m.Forbidden4, m.Forbidden6, m.Refused, m.Sampled}
 }
 
-// loadFilter loads the filter with the maps that are pinned in dir, a directory of bpffs, or makes them. Links of an earlier version's
-// programs get these.
+// loadFilter loads the filter with the maps that are pinned in dir, a directory of bpffs, or makes them.
 func loadFilter(dir string, r addressRange) (*filter, error) {
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(filterObject))
 	if err != nil {
@@ -120,43 +117,18 @@ func loadFilter(dir string, r addressRange) (*filter, error) {
 	if err := spec.LoadAndAssign(&o, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}); err != nil {
 		return nil, fmt.Errorf("load the packet filter: %w", err)
 	}
-	f := &filter{dir: dir, from: o.From, to: o.To, maps: o.filterMaps}
-	if err := f.adoptLinks(); err != nil {
-		f.close()
-		return nil, err
-	}
-	return f, nil
+	return &filter{dir: dir, from: o.From, to: o.To, maps: o.filterMaps}, nil
 }
 
-// adoptLinks gives links that an earlier process made this process's programs, if those are others.
-func (f *filter) adoptLinks() error {
+// isNew reports whether links of an earlier process have another version of the filter, and notes that they have this one.
+func (f *filter) isNew() (bool, error) {
 	version := filepath.Join(filepath.Dir(f.dir), "filter")
 	sum := sha256.Sum256(filterObject)
 	want := hex.EncodeToString(sum[:])
 	if last, err := os.ReadFile(version); err == nil && string(last) == want {
-		return nil
+		return false, nil
 	}
-	entries, err := os.ReadDir(f.dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		for prefix, program := range map[string]*ebpf.Program{"in-": f.from, "out-": f.to} {
-			if len(e.Name()) <= len(prefix) || e.Name()[:len(prefix)] != prefix {
-				continue
-			}
-			l, err := link.LoadPinnedLink(filepath.Join(f.dir, e.Name()), nil)
-			if err != nil {
-				return fmt.Errorf("open a link of the packet filter: %w", err)
-			}
-			err = l.Update(program)
-			l.Close()
-			if err != nil && !errors.Is(err, syscall.ENOLINK) { // its interface is gone
-				return fmt.Errorf("replace the packet filter: %w", err)
-			}
-		}
-	}
-	return os.WriteFile(version, []byte(want), 0o600)
+	return true, os.WriteFile(version, []byte(want), 0o600)
 }
 
 func (f *filter) close() {
@@ -165,35 +137,6 @@ func (f *filter) close() {
 	for _, m := range f.maps.all() {
 		m.Close()
 	}
-}
-
-func (f *filter) pin(direction string, n uint32) string {
-	return filepath.Join(f.dir, direction+"-"+strconv.FormatUint(uint64(n), 10))
-}
-
-// attach puts the filter on interface n of the calling thread's namespace, for good. What was pinned under this number is of an
-// interface that is gone.
-func (f *filter) attach(n uint32) error {
-	for _, d := range []struct {
-		name    string
-		program *ebpf.Program
-		at      ebpf.AttachType
-	}{{"in", f.from, ebpf.AttachTCXIngress}, {"out", f.to, ebpf.AttachTCXEgress}} {
-		pin := f.pin(d.name, n)
-		if err := os.Remove(pin); err != nil && !os.IsNotExist(err) {
-			return err
-		}
-		l, err := link.AttachTCX(link.TCXOptions{Interface: int(n), Program: d.program, Attach: d.at})
-		if err != nil {
-			return fmt.Errorf("attach the packet filter: %w", err)
-		}
-		err = l.Pin(pin)
-		l.Close()
-		if err != nil {
-			return fmt.Errorf("pin the packet filter: %w", err)
-		}
-	}
-	return nil
 }
 
 // activate makes a policy that is written the one of a link. One write: a packet sees the old one or the new one.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"dsec/internal/linux"
 	"dsec/internal/linux/mountinfo"
 	"dsec/sandbox"
 )
@@ -245,8 +246,12 @@ func (s *Slots) adoptLinks(mounted map[string]bool) (linked map[int]bool, err er
 		owners[x.n] = x
 	}
 	linked = make(map[int]bool)
+	renew, err := r.filter.isNew()
+	if err != nil {
+		return nil, err
+	}
 	for _, e := range entries {
-		if err := s.adoptLink(e.Name(), owners, linked); err != nil {
+		if err := s.adoptLink(e.Name(), owners, linked, renew); err != nil {
 			return nil, err
 		}
 	}
@@ -254,7 +259,7 @@ func (s *Slots) adoptLinks(mounted map[string]bool) (linked map[int]bool, err er
 }
 
 // adoptLink gives a link back to the slot that it leads to, if somebody owns that; else it is on its way out.
-func (s *Slots) adoptLink(name string, owners map[int]*slot, linked map[int]bool) error {
+func (s *Slots) adoptLink(name string, owners map[int]*slot, linked map[int]bool, renew bool) error {
 	r, path := s.router.Load(), filepath.Join(s.linksDir(), name)
 	base, half := strings.CutSuffix(name, ".new")
 	number, err := strconv.ParseUint(base, 10, 32)
@@ -285,6 +290,13 @@ func (s *Slots) adoptLink(name string, owners map[int]*slot, linked map[int]bool
 		return os.Remove(path)
 	}
 	linked[n], x.link = true, link
+	if renew {
+		var b linux.NetlinkBatch
+		b.SetFilters(int(link), r.filter.from.FD(), r.filter.to.FD())
+		if err := r.nl.Do(&b); err != nil {
+			return err
+		}
+	}
 	return s.adoptPolicy(x)
 }
 

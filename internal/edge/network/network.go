@@ -14,7 +14,7 @@
 //   - The directory is the state. <run>/<n> is a slot, <run>/owners/<id> is a link to the number that a sandbox has. A
 //     slot without an owner was never handed out, or was checked before the link was removed; it is checked again
 //     when it is adopted after a restart. <run>/links/<number> says which slot a link leads to (with .new while it is made),
-//     <run>/policies/<number> which policy it has; <run>/router and <run>/bpf are the router and its pinned filter.
+//     <run>/policies/<number> which policy it has; <run>/router and <run>/bpf are the router and the maps of its filter.
 //   - The number of a link is its interface's index in the router, and gives its addresses and MAC: the filter needs no table of slots.
 //   - Nobody asks who has an address: neighbours are permanent on both ends. What speaks ARP, or anything but TCP and UDP, is
 //     not understood.

@@ -291,7 +291,9 @@ func (r *router) connect(n uint32, ns *os.File) error {
 	if err := r.nl.Do(&b); err != nil {
 		return err
 	}
-	if err := r.thread.Do(func() error { return r.filter.attach(n) }); err != nil {
+	b = linux.NetlinkBatch{}
+	b.AddFilters(int(n), r.filter.from.FD(), r.filter.to.FD())
+	if err := r.nl.Do(&b); err != nil {
 		return err
 	}
 	if err := r.filter.begin(n); err != nil {
