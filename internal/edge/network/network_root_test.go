@@ -32,11 +32,12 @@ const edge = sandbox.EdgeCode("nettt")
 const churnEnv = "DSEC_TEST_NETWORK_CHURN"
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(churnEnv); dir != "" {
-		churn(dir)
-	}
+	// First: a relay must not start others, whatever its environment.
 	if len(os.Args) > 1 && os.Args[1] == "relay" {
 		relayMain(os.Args[2:])
+	}
+	if dir := os.Getenv(churnEnv); dir != "" {
+		churn(dir)
 	}
 	os.Exit(m.Run())
 }
