@@ -142,6 +142,8 @@ class Names:
                 query, peer = self.socket.recvfrom(1500)
             except OSError:
                 return
+            if not query:  # the socket has been shut down
+                return
             if not self.silent:
                 self.socket.sendto(self._answer(query), peer)
 
