@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -287,7 +288,7 @@ async def test_sandboxes_do_not_reach_each_other_or_the_host(world: World, box: 
 def test_names_that_change(world: World) -> None:
     """The new address is open, the old one for a while; /etc/hosts has the new one only."""
     p, (a, b) = world.platform, world.outside.addresses
-    settled(lambda: b in p.dsec("network", "inspect", world.moving).stdout)
+    settled(lambda: set(json.loads(p.dsec("network", "inspect", "--json", world.moving).stdout)["rules"][0]["addresses"]) == {a, b})
     program = GET + "\n".join(f'print(outcome("{host}", 8080))' for host in ("moving.example", a, b))
     assert p.dsec("exec", world.moving, "python3", "-c", program).stdout.split() == ["open"] * 3
     hosts = p.dsec("exec", world.moving, "cat", "/etc/hosts").stdout
