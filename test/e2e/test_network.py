@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -308,22 +309,28 @@ def test_edge_killed_while_rules_are_replaced() -> None:
         p.start(DSEC_FAILPOINT=f"@{points}")
         p.make_environments()
 
+        def other_than(pid: int | None) -> bool:
+            return p.edge_pid() not in (None, pid)
+
         def arm(point: str) -> int | None:
             """Another edge serves, which has the point. No sandbox is there whose rules it would restore."""
             points.write_text(point)
             old = p.edge_pid()
             p.kill_edge()
-            wait_for("another edge", lambda: p.edge_pid() not in (None, old))
+            wait_for("another edge", partial(other_than, old))
             wait_for("it serves", lambda: p.dsec("ps", "-q", check=False).returncode == 0)
             points.write_text("")
             return p.edge_pid()
+
+        def answers(id: str) -> bool:
+            return p.dsec("exec", id, "true", check=False).returncode == 0
 
         for point in POINTS:
             armed = arm(point)
             id = p.dsec("run", "-d", "--network", "one.example:8080", IMAGE).stdout.strip()
             p.dsec("network", "set", id, "two.example:8080", check=False, timeout=60)
-            wait_for(f"the edge died at {point}", lambda armed=armed: p.edge_pid() not in (None, armed))
-            wait_for("an edge answers", lambda id=id: p.dsec("exec", id, "true", check=False).returncode == 0)
+            wait_for(f"the edge died at {point}", partial(other_than, armed))
+            wait_for("an edge answers", partial(answers, id))
             status = p.dsec("network", "inspect", "--json", id).stdout
             new = "two.example" in status
             assert new != ("one.example" in status), point
