@@ -14,7 +14,7 @@ from platform_under_test import IMAGE, ROOT, Platform, wait_for
 
 from libdsec import DSecContainerRunArgs, State
 
-REPORTS = "A1 A2 A4 A5 A7 A8 A10 A22 A23 A25 A26 A32 A34 A35 A37 B1 B2 B4 B5 B7 B8 B10 B11 B13 B14 B16 B17 B19 B20 B22 B23 B25 B26 B28 B29 C1 C2 C4 C5 C7 C8 C10 C11 D8 D14 E1 E4 E5 E8 E14 F4 F5 G1 G7".split()
+REPORTS = "A1 A2 A4 A5 A7 A8 A10 A22 A23 A25 A26 A32 A34 A35 A37 B1 B2 B4 B5 B7 B8 B10 B11 B13 B14 B16 B17 B19 B20 B22 B23 B25 B26 B28 B29 C1 C2 C4 C5 C7 C8 C10 C11 D8 D14 E1 E4 E5 E8 E14 F1 F2 F4 F5 F7 F8 F10 G1 G7 I1 I2 I4 I5".split()
 
 
 def rows() -> dict[str, str]:
@@ -143,6 +143,26 @@ def test_churn_leaves_nothing(platform: Platform) -> None:
     except AssertionError:
         raise AssertionError(f"{before} became {held()}") from None
     assert platform.ids_on_host() <= ids
+
+
+# I4
+def test_no_secret_is_logged() -> None:
+    """Not a key, a variable, an argument, input, or what a URL of a port holds, with all that can be logged."""
+    with Platform("--log-level", "debug") as p:
+        p.start()
+        p.make_environments()
+        word = "s3cr3tw0rd"
+        id = p.dsec("run", "-d", "-e", f"TOKEN={word}", IMAGE).stdout.strip()
+        p.dsec("exec", "-e", f"TOKEN={word}", "-i", id, "sh", "-c", f"cat; echo {word}; echo {word} >&2", input=word)
+        p.dsec("exec", id, "no-such-program", word, check=False)
+        token = p.dsec("url", id, "8000").stdout.strip().rpartition("=")[2]
+        p.call("CreateSandbox", {"spec": {"image": IMAGE, "env": {"A=B": word}}})
+        p.dsec("rm", id)
+        log = p.log()
+        assert '"level":"DEBUG"' in log
+        for secret in (word, token, p.key(), p.key().removeprefix("dsec_")):
+            assert len(secret) > 8
+            assert secret not in log, f"a line of the log has {secret[:3]}..."
 
 
 # G7

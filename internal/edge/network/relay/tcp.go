@@ -93,6 +93,9 @@ func (c *connection) dial(ctx context.Context) bool {
 		return false
 	}
 	c.outside = outside
+	// From here on the end of this process is a reset on both sides: half a download must not look like a whole one.
+	_ = outside.SetLinger(0)
+	_ = c.inside.SetLinger(0)
 	return true
 }
 
@@ -114,8 +117,10 @@ func (c *connection) carry(b *box) {
 		reset(c.outside)
 	}
 	if <-done == nil && err == nil {
-		_ = c.inside.Close()
-		_ = c.outside.Close()
+		for _, conn := range []*net.TCPConn{c.inside, c.outside} {
+			_ = conn.SetLinger(-1) // what the other end has not yet got is still sent
+			_ = conn.Close()
+		}
 	}
 }
 
