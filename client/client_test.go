@@ -137,3 +137,32 @@ func TestHTTPKnowsOnlyTheSandbox(t *testing.T) {
 		}
 	}
 }
+
+// The names go as they are, whatever bytes they have, and what goes wrong after the answer has begun is told.
+func TestReadArchiveOf(t *testing.T) {
+	f := newFake()
+	var asked string
+	f.mux.HandleFunc("POST /v1/sandboxes/{id}/archive", func(w http.ResponseWriter, r *http.Request) {
+		names, err := io.ReadAll(r.Body)
+		if err != nil || r.URL.Query().Get("user") != "nobody" || r.URL.Query().Has("path") {
+			t.Error(r.URL, err)
+		}
+		asked = string(names)
+		w.Header().Set("Trailer", "Dsec-Archive, Dsec-Error")
+		_, _ = w.Write([]byte("tar"))
+		w.Header().Set("Dsec-Archive", `{"entries":1,"bytes":3}`)
+		w.Header().Set("Dsec-Error", `{"code":"not_found","message":"there is no /b"}`)
+	})
+	r, err := f.client(t).Sandbox(fakeID).Files("nobody").ReadArchiveOf(t.Context(), "/a\xff\n", "/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	content, err := io.ReadAll(r)
+	if string(content) != "tar" || sandbox.ClassOf(err) != sandbox.NotFound || asked != "/a\xff\n\x00/b\x00" {
+		t.Fatalf("%q %v %q", content, err, asked)
+	}
+	if got := r.Result(); got.Entries != 1 || got.Bytes != 3 {
+		t.Fatal(got)
+	}
+}

@@ -57,6 +57,10 @@ func TestNothingIsLeftOfACancelledCall(t *testing.T) {
 			}
 			return err
 		},
+		"archive of names": func(ctx context.Context) error {
+			_, err := sb.Files("").ReadArchiveOf(ctx, "/x")
+			return err
+		},
 		"output": func(ctx context.Context) error {
 			out := sb.Command("c").Output(ctx, client.Stdout, client.OutputOptions{Follow: true})
 			defer out.Close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import filecmp
 import hashlib
 import http.client
 import io
@@ -142,28 +143,38 @@ async def test_what_is_sent_is_there(new_sandbox, tmp_path, size):
 @pytest.mark.long
 @pytest.mark.limit(1500)
 async def test_large_files_take_no_memory(platform, new_sandbox, tmp_path):
-    """2 GiB of data with its digest, and 20 GiB of a file with holes, while no hop grows."""
-    local = tmp_path / "large"
-    with open(local, "wb") as f:
-        for _ in range(2048):
-            f.write(os.urandom(MIB))
+    """20 GiB of data with their digest, and 20 GiB of a file with holes, while no hop grows."""
+    local = tmp_path / "local"
+    local.write_bytes(os.urandom(1 << 30))
     with open(tmp_path / "sparse", "wb") as f:
         f.truncate(20 << 30)
         f.seek(13 << 30)
         f.write(b"data")
-    digest = hashlib.file_digest(local.open("rb"), "sha256").hexdigest()
-    async with new_sandbox(disk_limit_mb=4096, memory_limit_mb=256) as s:
-        pids = {"up": platform.up.pid, "edge": platform.edge_pid(), "aether": platform.aether_pid(s.id)}
+    sent = hashlib.sha256()
+
+    async def repeated():
+        for _ in range(20):
+            with open(local, "rb") as f:
+                while piece := f.read(MIB):
+                    sent.update(piece)
+                    yield piece
+
+    async with new_sandbox(disk_limit_mb=24 << 10, memory_limit_mb=256) as s:
+        pids = {"up": platform.up.pid, "edge": platform.edge_pid(), "aether": platform.aether_pid(s.id), "us": os.getpid()}
         before = {name: anonymous(pid) for name, pid in pids.items()}
-        await s.write_file("/a", local)
-        assert (await output(s, "sha256sum /a")).split()[0] == digest
-        await s.upload(tmp_path / "sparse", "/sparse")
-        assert await output(s, "stat -c %s /sparse") == f"{20 << 30}\n"
-        await s.download("/sparse", tmp_path / "sparse back")
+        await s.write_file("/a", repeated())
+        assert (await output(s, "stat -c %s /a; sha256sum /a")).split() == [str(20 << 30), sent.hexdigest(), "/a"]
         back = hashlib.sha256()
         async for piece in s.iter_file("/a"):
             back.update(piece)
-        assert back.hexdigest() == digest
+        assert back.hexdigest() == sent.hexdigest()
+        await s.upload(local, "/local")
+        await s.download("/local", tmp_path / "local back")
+        assert filecmp.cmp(local, tmp_path / "local back", shallow=False)
+        await s.upload(tmp_path / "sparse", "/sparse")
+        assert await output(s, "stat -c %s /sparse") == f"{20 << 30}\n"
+        await s.download("/sparse", tmp_path / "sparse back")
+        assert os.stat(tmp_path / "sparse back").st_size == 20 << 30
         for name, pid in pids.items():
             assert anonymous(pid) - before[name] < 32 * MIB, name
 
