@@ -120,16 +120,40 @@ async def published_session() -> None:
         container_image=IMAGE,
         memory_limit_mb=4096, cpu_cores_limit=4,
         ttl_running_stop=300,  # idle timeout
-        network_rules={"npm": False, "pypi": False},
+        network_rules={"npm": False, "pypi": True},
         init_user="root",
     )  # fmt: skip
     sandbox = await client.run_container(args, timeout=120)
     result = await sandbox.run_shell("echo hello world")
+    network = await reached(sandbox)
     await sandbox.stop()
     if result.stdout != "hello world\n" or result.exit_code != 0:
         raise SystemExit(f"demo: the published session did not print hello world: {brief(result)}")
     print(f"  {sandbox.id}: {result.stdout.strip()!r}, exit code {result.exit_code}")
+    print(f"  of the network: {network}")
     await client.close()
+
+
+REACH = """
+import socket, ssl, sys
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # whether it answers; the image has no certificates
+for host in sys.argv[1:]:
+    try:
+        with socket.create_connection((host, 443), 10) as s, context.wrap_socket(s, server_hostname=host):
+            print(host, "answers")
+    except OSError as e:
+        print(host, "does not answer:", getattr(e, "strerror", None) or e)
+"""
+
+
+async def reached(sandbox: Sandbox) -> str:
+    """What the rules come to on this machine. One without a way to the internet has the sandbox all the same, without packages."""
+    said = (await sandbox.exec(["python3", "-c", REACH, "pypi.org", "registry.npmjs.org"], timeout=60)).stdout.splitlines()
+    if len(said) != 2 or said[1].endswith(" answers"):
+        raise SystemExit(f"demo: npm is denied, and yet: {said}")
+    errors = [f"{rule.rule}: {rule.error}" for rule in (await sandbox.network()).rules if rule.allowed and rule.error]
+    return "; ".join([*said, *errors])
 
 
 async def rollout(sandbox: Sandbox, index: int, clock: Clock, turns: asyncio.Semaphore) -> tuple[Outcome, Outcome]:

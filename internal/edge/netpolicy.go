@@ -164,8 +164,15 @@ func namesOf(rules []sandbox.NetworkRule) []string {
 	if !slices.ContainsFunc(rules, func(r sandbox.NetworkRule) bool { return r.Allowed && len(r.Endpoints) > 0 }) {
 		return nil
 	}
-	var names []string
+	return hostNames(rules, func(sandbox.NetworkRule) bool { return true })
+}
+
+// hostNames are the names in those rules that want has.
+func hostNames(rules []sandbox.NetworkRule, want func(sandbox.NetworkRule) bool) (names []string) {
 	for _, r := range rules {
+		if !want(r) {
+			continue
+		}
 		for _, e := range r.Endpoints {
 			if _, isPrefix := e.Prefix(); !isPrefix {
 				names = append(names, resolve.Canonical(e.Host))

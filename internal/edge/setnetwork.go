@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -23,6 +24,7 @@ import (
 
 const (
 	namesWithin  = 8 * time.Second  // of a create or SetNetwork, for all its names
+	firstWithin  = 3 * time.Second  // of these, for names that only services have
 	policyWithin = 10 * time.Second // for a policy to be applied, whatever became of who asked for it
 )
 
@@ -117,10 +119,21 @@ func (e *Edge) awaitNames(ctx context.Context, in *instance, n journal.Network, 
 	if err := e.names.Use(in.id, append(slices.Clone(names), also...)); err != nil || len(names) == 0 {
 		return err
 	}
-	wait, cancel := context.WithTimeout(ctx, namesWithin)
-	defer cancel()
-	if err := e.names.Await(wait, names); err != nil && (ctx.Err() != nil || wait.Err() == nil) {
-		return err
+	// A service that cannot be found keeps nothing from starting, so that where name servers are out of reach nobody waits for
+	// them again and again.
+	demanded := hostNames(n.Rules, func(r sandbox.NetworkRule) bool { return !sandbox.IsService(r.Rule) })
+	names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(demanded, name) })
+	for _, w := range []struct {
+		within time.Duration
+		names  []string
+		await  func(context.Context, []string) error
+	}{{namesWithin, demanded, e.names.Await}, {firstWithin, names, e.names.AwaitFirst}} {
+		wait, cancel := context.WithTimeout(ctx, w.within)
+		err := w.await(wait, w.names)
+		cancel()
+		if err != nil && (ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded)) {
+			return err
+		}
 	}
 	return e.reach(in, n).unresolved()
 }

@@ -202,6 +202,44 @@ func TestNamesThatCannotBeResolved(t *testing.T) {
 	})
 }
 
+// Where name servers are silent, a create with a service waits for them a little, and the next ones do not.
+func TestSilentNameServersHoldUpNoCreate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		silent := func(ctx context.Context, _ string) ([]netip.Addr, error) {
+			select {
+			case <-time.After(6 * time.Second):
+				return nil, &net.DNSError{Err: "i/o timeout", IsTimeout: true}
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		w := newWorld(t, func(o *Options) { o.Lookup = silent })
+		service := sandbox.NetworkRule{Rule: "svc", Allowed: true, Endpoints: []sandbox.NetworkEndpoint{{Host: "away.example", FirstPort: 443, LastPort: 443, Protocol: sandbox.TCP}}}
+		create := func() time.Duration {
+			began := time.Now()
+			w.create(rules(map[string]bool{"svc": true}, service))
+			return time.Since(began)
+		}
+		if d := create(); d > firstWithin+time.Second {
+			t.Errorf("the first create took %v", d)
+		}
+		time.Sleep(10 * time.Second)
+		for range 5 {
+			if d := create(); d > time.Second {
+				t.Errorf("a later create took %v", d)
+			}
+		}
+		began := time.Now()
+		if _, err := w.tryCreate(rules(map[string]bool{"svc": true, "other.example:443": false}, service)); sandbox.ReasonOf(err) != "network_name_unresolved" {
+			t.Errorf("%v", err)
+		}
+		if d := time.Since(began); d < 6*time.Second || d > namesWithin+firstWithin {
+			t.Errorf("a name that must be known was waited for %v", d)
+		}
+		w.close()
+	})
+}
+
 func TestAddressesChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var dns nameServers

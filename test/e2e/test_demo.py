@@ -22,6 +22,7 @@ def test_demo(platform: Platform, count: int) -> None:
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert "'hello world', exit code 0" in done.stdout, said
+    assert re.search(r"pypi\.org (answers|does not answer: .*); registry\.npmjs\.org does not answer: ", done.stdout), said
     if count:
         assert re.search(rf"\b{count}/{count} done in .*; 0 differ from the local run", done.stdout), said
         passed = re.search(r"^  (\d+) passed", done.stdout, re.MULTILINE)

@@ -203,19 +203,29 @@ func (r *Resolver) wakeLocked() {
 // Await returns when each of the names, which somebody uses, has been looked up lately, with whatever outcome, or ctx has ended.
 // What they stand for is in the file then.
 func (r *Resolver) Await(ctx context.Context, names []string) error {
+	return r.awaitAll(ctx, names, retryFirst)
+}
+
+// AwaitFirst is Await, but where a look-up has failed lately, no other one is waited for.
+func (r *Resolver) AwaitFirst(ctx context.Context, names []string) error {
+	return r.awaitAll(ctx, names, r.o.Every)
+}
+
+func (r *Resolver) awaitAll(ctx context.Context, names []string, failed time.Duration) error {
 	defer r.save()
 	for _, name := range names {
-		if err := r.await(ctx, Canonical(name)); err != nil {
+		if err := r.await(ctx, Canonical(name), failed); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *Resolver) await(ctx context.Context, name string) error {
+// await takes a failure for an answer that is no older than failed.
+func (r *Resolver) await(ctx context.Context, name string, failed time.Duration) error {
 	r.mu.Lock()
 	e := r.entryLocked(name)
-	fresh := e.known && time.Since(e.asked) < r.o.Every && (e.err == nil || time.Since(e.asked) < retryFirst)
+	fresh := e.known && time.Since(e.asked) < r.o.Every && (e.err == nil || time.Since(e.asked) < failed)
 	if !fresh && e.running == nil {
 		r.beginLocked(name, e)
 	}
