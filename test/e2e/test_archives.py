@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -142,7 +143,7 @@ async def test_what_is_sent_is_there(new_sandbox, tmp_path, size):
 
 @pytest.mark.long
 @pytest.mark.limit(1500)
-async def test_large_files_take_no_memory(platform, new_sandbox, tmp_path):
+async def test_large_files_take_no_memory(args, tmp_path):
     """20 GiB of data with their digest, and 20 GiB of a file with holes, while no hop grows."""
     local = tmp_path / "local"
     local.write_bytes(os.urandom(1 << 30))
@@ -159,24 +160,30 @@ async def test_large_files_take_no_memory(platform, new_sandbox, tmp_path):
                     sent.update(piece)
                     yield piece
 
-    async with new_sandbox(disk_limit_mb=24 << 10, memory_limit_mb=256) as s:
-        pids = {"up": platform.up.pid, "edge": platform.edge_pid(), "aether": platform.aether_pid(s.id), "us": os.getpid()}
-        before = {name: anonymous(pid) for name, pid in pids.items()}
-        await s.write_file("/a", repeated())
-        assert (await output(s, "stat -c %s /a; sha256sum /a")).split() == [str(20 << 30), sent.hexdigest(), "/a"]
-        back = hashlib.sha256()
-        async for piece in s.iter_file("/a"):
-            back.update(piece)
-        assert back.hexdigest() == sent.hexdigest()
-        await s.upload(local, "/local")
-        await s.download("/local", tmp_path / "local back")
-        assert filecmp.cmp(local, tmp_path / "local back", shallow=False)
-        await s.upload(tmp_path / "sparse", "/sparse")
-        assert await output(s, "stat -c %s /sparse") == f"{20 << 30}\n"
-        await s.download("/sparse", tmp_path / "sparse back")
-        assert os.stat(tmp_path / "sparse back").st_size == 20 << 30
-        for name, pid in pids.items():
-            assert anonymous(pid) - before[name] < 32 * MIB, name
+    large = replace(args, disk_limit_mb=24 << 10, memory_limit_mb=256, ttl_running_stop=1500)
+    with Platform(pool="28g") as platform:
+        platform.start()
+        platform.make_environments()
+        async with platform.client() as c, await c.run_container(large) as s:
+            up, edge = platform.up, platform.edge_pid()
+            assert up and edge
+            pids = {"up": up.pid, "edge": edge, "aether": platform.aether_pid(s.id), "us": os.getpid()}
+            before = {name: anonymous(pid) for name, pid in pids.items()}
+            await s.write_file("/a", repeated())
+            assert (await output(s, "stat -c %s /a; sha256sum /a")).split() == [str(20 << 30), sent.hexdigest(), "/a"]
+            back = hashlib.sha256()
+            async for piece in s.iter_file("/a"):
+                back.update(piece)
+            assert back.hexdigest() == sent.hexdigest()
+            await s.upload(local, "/local")
+            await s.download("/local", tmp_path / "local back")
+            assert filecmp.cmp(local, tmp_path / "local back", shallow=False)
+            await s.upload(tmp_path / "sparse", "/sparse")
+            assert await output(s, "stat -c %s /sparse") == f"{20 << 30}\n"
+            await s.download("/sparse", tmp_path / "sparse back")
+            assert os.stat(tmp_path / "sparse back").st_size == 20 << 30
+            for name, pid in pids.items():
+                assert anonymous(pid) - before[name] < 32 * MIB, name
 
 
 @pytest.mark.long
