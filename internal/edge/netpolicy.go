@@ -44,19 +44,29 @@ func destination(p netip.Prefix, e sandbox.NetworkEndpoint) network.Destination 
 func reachOf(rules []sandbox.NetworkRule, l sandbox.Limits, names func(string) resolve.Answer, denied func(netip.Addr) string) reach {
 	r := reach{policy: network.Policy{BytesPerSecond: l.NetworkRate, Connections: int(l.NetworkConnections)}}
 	hosts := make(map[string][]netip.Addr)
-	for _, rule := range rules {
+	var opened []ruleDestination
+	var closed []ruleDestination
+	for i, rule := range rules {
 		out := ruleReach{NetworkRule: rule}
 		var troubles []string
+		add := func(d network.Destination) {
+			r.add(rule.Allowed, d)
+			if rule.Allowed {
+				opened = append(opened, ruleDestination{i, d})
+			} else {
+				closed = append(closed, ruleDestination{i, d})
+			}
+		}
 		for _, e := range rule.Endpoints {
 			if p, ok := e.Prefix(); ok {
-				r.add(rule.Allowed, destination(p, e))
+				add(destination(p, e))
 				continue
 			}
 			name := resolve.Canonical(e.Host)
 			usable, trouble := usableOf(name, names(name), rule.Allowed, denied)
 			out.unknown = out.unknown || usable.unknown
 			for _, a := range usable.all() {
-				r.add(rule.Allowed, destination(netip.PrefixFrom(a, a.BitLen()), e))
+				add(destination(netip.PrefixFrom(a, a.BitLen()), e))
 			}
 			out.addresses = append(out.addresses, usable.all()...)
 			if rule.Allowed {
@@ -72,7 +82,44 @@ func reachOf(rules []sandbox.NetworkRule, l sandbox.Limits, names func(string) r
 		r.rules = append(r.rules, out)
 	}
 	r.hosts = hostsLines(hosts)
+	r.tellShadowed(opened, closed)
 	return r
+}
+
+// A ruleDestination is a destination of the rule with this index.
+type ruleDestination struct {
+	rule int
+	network.Destination
+}
+
+func (d ruleDestination) overlaps(o ruleDestination) bool {
+	return d.Protocol == o.Protocol && d.FirstPort <= o.LastPort && o.FirstPort <= d.LastPort && d.Prefix.Overlaps(o.Prefix)
+}
+
+// tellShadowed says what a rule opens and another one closes. Two services at one address and port cannot be told apart by
+// their packets: the denial holds, and whoever misses the other one must find out why.
+func (r *reach) tellShadowed(opened, closed []ruleDestination) {
+	at := make(map[netip.Prefix][]ruleDestination) // addresses, of which there may be many
+	var wide []ruleDestination
+	for _, c := range closed {
+		if c.Prefix.IsSingleIP() {
+			at[c.Prefix] = append(at[c.Prefix], c)
+		} else {
+			wide = append(wide, c)
+		}
+	}
+	for _, o := range opened {
+		for _, c := range slices.Concat(at[o.Prefix], wide) {
+			rule := &r.rules[o.rule]
+			if !o.Prefix.IsSingleIP() || !o.overlaps(c) || strings.Count(rule.trouble, "; ") >= maxTroubles {
+				continue
+			}
+			trouble := fmt.Sprintf("%s is closed, because the rule %q denies it", o.Prefix.Addr(), clip(r.rules[c.rule].Rule))
+			if !strings.Contains(rule.trouble, trouble) {
+				rule.trouble = strings.TrimPrefix(rule.trouble+"; "+trouble, "; ")
+			}
+		}
+	}
 }
 
 func (r *reach) add(open bool, d network.Destination) {
@@ -123,9 +170,11 @@ func usableOf(name string, a resolve.Answer, allowed bool, denied func(netip.Add
 		refused = append(refused, name+" has not been found yet")
 		u.unknown = true
 	}
-	const most = 4
-	return u, strings.Join(refused[:min(len(refused), most)], "; ")
+	return u, strings.Join(refused[:min(len(refused), maxTroubles)], "; ")
 }
+
+// maxTroubles is about how many a rule tells.
+const maxTroubles = 4
 
 // lookUpTrouble is what a user may read of a failed look-up.
 func lookUpTrouble(err error) string {

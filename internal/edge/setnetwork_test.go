@@ -138,7 +138,7 @@ func TestNetworkRulesAtCreate(t *testing.T) {
 			t.Errorf("status %v", n)
 		}
 		for _, r := range n.Rules {
-			if r.Rule == "pypi" && (len(r.Addresses) != 3 || r.Error != "" || r.Endpoints[0].Port != 443) {
+			if r.Rule == "pypi" && (len(r.Addresses) != 3 || r.Error != `10.9.0.2 is closed, because the rule "10.9.0.2" denies it` || r.Endpoints[0].Port != 443) {
 				t.Errorf("rule %v", r)
 			}
 		}
@@ -397,6 +397,34 @@ func TestInodesThatNobodyCounts(t *testing.T) {
 	}
 	w.nothingLeft("after the refusal")
 	w.close()
+}
+
+// Services that share an address, as behind a mirror of many registries: the denial holds, and the other rule says so.
+func TestDenialsOfASharedAddress(t *testing.T) {
+	shared, own := netip.MustParseAddr("203.0.113.80"), netip.MustParseAddr("203.0.113.81")
+	names := func(name string) resolve.Answer {
+		return resolve.Answer{Current: map[string][]netip.Addr{"pypi.org": {shared, own}, "npm.org": {shared}}[name], Known: true}
+	}
+	at443 := func(host string) []sandbox.NetworkEndpoint {
+		return []sandbox.NetworkEndpoint{{Host: host, FirstPort: 443, LastPort: 443, Protocol: sandbox.TCP}}
+	}
+	for _, c := range []struct {
+		denied []sandbox.NetworkEndpoint
+		want   string
+	}{
+		{at443("npm.org"), `203.0.113.80 is closed, because the rule "npm" denies it`},
+		{at443("203.0.113.80/31"), `203.0.113.80 is closed, because the rule "npm" denies it; 203.0.113.81 is closed, because the rule "npm" denies it`},
+		{[]sandbox.NetworkEndpoint{{Host: "npm.org", FirstPort: 444, LastPort: 500, Protocol: sandbox.TCP}}, ""},
+	} {
+		rules := []sandbox.NetworkRule{{Rule: "npm", Endpoints: c.denied}, {Rule: "pypi", Allowed: true, Endpoints: at443("pypi.org")}}
+		r := reachOf(rules, sandbox.Limits{}, names, func(netip.Addr) string { return "" })
+		if r.rules[1].trouble != c.want || r.rules[0].trouble != "" {
+			t.Errorf("%v: %q, %q", c.denied, r.rules[1].trouble, r.rules[0].trouble)
+		}
+		if open := r.policy.Allows(netip.AddrPortFrom(shared, 443), network.TCP); open != (c.want == "") {
+			t.Errorf("%v: open is %v", c.denied, open)
+		}
+	}
 }
 
 func TestRulesFromAnApiserverThatIsWrong(t *testing.T) {
