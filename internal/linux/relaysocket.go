@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -150,7 +151,7 @@ func Readable(fd uintptr) bool {
 }
 
 // HasIPv6 reports whether the kernel has IPv6 at all.
-func HasIPv6() bool {
+var HasIPv6 = sync.OnceValue(func() bool {
 	_, err := os.Stat("/proc/sys/net/ipv6")
 	return err == nil
-}
+})

@@ -21,6 +21,7 @@ type docker struct {
 	s      *session
 	socket string
 	cli    string
+	bridge bool // its containers have its default network; the daemon is in a network namespace of its own
 	http   *http.Client
 }
 
@@ -29,12 +30,19 @@ const (
 	dockerStart = 60 * time.Second
 )
 
-// startDocker starts it and imports the image.
-func (s *session) startDocker(ctx context.Context) (*docker, error) {
+// startDocker starts it and imports the image. Its containers have no network.
+func (s *session) startDocker(ctx context.Context) (*docker, error) { return s.dockerWith(ctx, false) }
+
+// startBridgedDocker starts one whose containers have the network that docker gives them by default.
+func (s *session) startBridgedDocker(ctx context.Context) (*docker, error) {
+	return s.dockerWith(ctx, true)
+}
+
+func (s *session) dockerWith(ctx context.Context, bridge bool) (*docker, error) {
 	if err := s.installed(ctx); err != nil {
 		return nil, err
 	}
-	d := &docker{s: s, socket: filepath.Join(s.runDir, "docker.sock"), cli: "/usr/bin/docker"}
+	d := &docker{s: s, socket: filepath.Join(s.runDir, "docker.sock"), cli: "/usr/bin/docker", bridge: bridge}
 	d.http = &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: 64,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -67,10 +75,14 @@ func (d *docker) daemon(ctx context.Context) error {
 	defer log.Close()
 	root, state := filepath.Join(d.s.dir, "docker"), filepath.Join(d.s.runDir, "docker")
 	cmd := exec.Command("/usr/sbin/dockerd", "--data-root", root, "--exec-root", state, "--pidfile", filepath.Join(d.s.runDir, "docker.pid"),
-		"-H", "unix://"+d.socket, "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false", "--bridge=none",
-		"--storage-driver", "overlay2", "--log-level", "error", "--cgroup-parent", "/dsec-bench-docker")
+		"-H", "unix://"+d.socket, "--storage-driver", "overlay2", "--log-level", "error", "--cgroup-parent", "/dsec-bench-docker")
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if d.bridge {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET // bridge, rules and forwarding are there, and go with it
+	} else {
+		cmd.Args = append(cmd.Args, "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false", "--bridge=none")
+	}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start dockerd: %w", err)
 	}
@@ -119,9 +131,17 @@ func (d *docker) run(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// mode is docker's name for the network of a container.
+func (d *docker) mode() string {
+	if d.bridge {
+		return "bridge"
+	}
+	return "none"
+}
+
 // createCLI makes and starts a container that idles.
 func (d *docker) createCLI(ctx context.Context) (string, error) {
-	return d.run(ctx, "run", "-d", "--init", "--network", "none", "--memory", fmt.Sprint(limitMemory), "--pids-limit", fmt.Sprint(limitPIDs),
+	return d.run(ctx, "run", "-d", "--init", "--network", d.mode(), "--memory", fmt.Sprint(limitMemory), "--pids-limit", fmt.Sprint(limitPIDs),
 		"--cpu-shares", "1024", dockerImage, "/bin/sleep", "infinity")
 }
 
@@ -171,8 +191,8 @@ func (d *docker) call(ctx context.Context, method, path string, in, out any) err
 func (d *docker) createAPI(ctx context.Context) (string, error) {
 	yes := true
 	spec := map[string]any{
-		"Image": dockerImage, "Cmd": []string{"/bin/sleep", "infinity"}, "NetworkDisabled": true,
-		"HostConfig": map[string]any{"NetworkMode": "none", "Memory": limitMemory, "PidsLimit": limitPIDs, "CpuShares": 1024, "Init": &yes},
+		"Image": dockerImage, "Cmd": []string{"/bin/sleep", "infinity"}, "NetworkDisabled": !d.bridge,
+		"HostConfig": map[string]any{"NetworkMode": d.mode(), "Memory": limitMemory, "PidsLimit": limitPIDs, "CpuShares": 1024, "Init": &yes},
 	}
 	var made struct{ ID string }
 	if err := d.call(ctx, http.MethodPost, "/v1.41/containers/create", spec, &made); err != nil {

@@ -37,6 +37,7 @@ var benchmarks = []benchmark{
 	{"files", benchFiles},
 	{"launcher", benchLauncher},
 	{"memory", benchMemory},
+	{"network", benchNetwork},
 	{"python", benchPython},
 	{"soak", benchSoak},
 	{"streams", benchStreams},
@@ -58,7 +59,7 @@ func run() error {
 	flag.BoolVar(&o.docker, "docker", true, "compare the benchmark api with docker")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of each comparison")
 	flag.DurationVar(&o.hold, "hold", 0, "how long each load goes on at least, for a profiler")
-	names := flag.String("run", "all", "comma-separated benchmarks: api, exec, files, launcher, memory, python, soak, streams, terminal")
+	names := flag.String("run", "all", "comma-separated benchmarks: api, exec, files, launcher, memory, network, python, soak, streams, terminal")
 	flag.Parse()
 	if err := o.check(); err != nil {
 		return err

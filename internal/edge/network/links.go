@@ -88,6 +88,10 @@ func (s *Slots) addLink(x *slot) error {
 
 // SetPolicy replaces the policy of id. Once begun it is carried out, whatever becomes of ctx.
 func (s *Slots) SetPolicy(ctx context.Context, id sandbox.ID, p Policy) error {
+	return s.setPolicy(ctx, id, p, false)
+}
+
+func (s *Slots) setPolicy(ctx context.Context, id sandbox.ID, p Policy, fresh bool) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -124,7 +128,7 @@ func (s *Slots) SetPolicy(ctx context.Context, id sandbox.ID, p Policy) error {
 	x.policy = p
 	s.mu.Unlock()
 	// The relay first: what it closes is reset, and what it opens nobody can ask for yet. Whatever it says, the filter follows.
-	relayed := s.relay.set(x, p)
+	relayed := s.relay.set(x, p, fresh)
 	return errors.Join(relayed, s.router.Load().setPolicy(x, rules))
 }
 

@@ -175,7 +175,7 @@ func (s *Slots) Acquire(ctx context.Context, id sandbox.ID, p Policy) (driver.Ne
 		return driver.Network{}, err
 	}
 	if !had && linked {
-		if err := s.SetPolicy(ctx, id, p); err != nil {
+		if err := s.setPolicy(ctx, id, p, true); err != nil {
 			return driver.Network{}, errors.Join(err, s.Release(context.WithoutCancel(ctx), id))
 		}
 	}

@@ -176,7 +176,8 @@ func (p *relayProcess) start(ctx context.Context) error {
 	return fmt.Errorf("it ended before it served: %w", err)
 }
 
-func (p *relayProcess) set(x *slot, policy Policy) error {
+// set tells the relay a policy. fresh: nobody has used the link yet.
+func (p *relayProcess) set(x *slot, policy Policy, fresh bool) error {
 	if len(policy.Open) == 0 {
 		p.mu.Lock()
 		idle := p.client == nil
@@ -186,7 +187,9 @@ func (p *relayProcess) set(x *slot, policy Policy) error {
 		}
 	}
 	client, err := p.get()
-	if err == nil {
+	if err == nil && fresh {
+		err = client.Begin(x.link, p.slots.ranged.addresses(x.link), policy)
+	} else if err == nil {
 		err = client.Set(x.link, p.slots.ranged.addresses(x.link), policy)
 	}
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // Version of the protocol between edge and relay.
-const Version = 1
+const Version = 2
 
 // Operations of a request.
 const (
@@ -25,9 +25,10 @@ const (
 	opStop    = "stop"
 )
 
-// A request is one line of JSON on the relay's socket, answered by one.
+// A request is one line of JSON on the relay's socket, answered by one unless it is quiet.
 type request struct {
 	Op        string       `json:"op"`
+	Quiet     bool         `json:"quiet,omitempty"`
 	Slot      uint32       `json:"slot,omitempty"`
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 	Policy    allow.Policy `json:"policy,omitzero"`
@@ -95,7 +96,7 @@ func (c *Client) call(r request) (a answer, err error) {
 	if err != nil {
 		return a, err
 	}
-	if _, err := c.conn.Write(append(b, '\n')); err != nil {
+	if _, err := c.conn.Write(append(b, '\n')); err != nil || r.Quiet {
 		return a, err
 	}
 	return a, c.dec.Decode(&a)
@@ -115,9 +116,16 @@ func (c *Client) Set(slot uint32, addresses []netip.Addr, p allow.Policy) error 
 	return err
 }
 
-// Drop ends all connections of a slot and forgets it.
+// Begin is Set for a slot that has no connections yet. It waits for nobody: on a busy node a turn of another process takes longer
+// than all else that a sandbox's network needs.
+func (c *Client) Begin(slot uint32, addresses []netip.Addr, p allow.Policy) error {
+	_, err := c.do(request{Op: opSet, Slot: slot, Addresses: addresses, Policy: p, Quiet: true})
+	return err
+}
+
+// Drop ends all connections of a slot and forgets it. It waits for nobody, either: what comes later is done later.
 func (c *Client) Drop(slot uint32) error {
-	_, err := c.do(request{Op: opDrop, Slot: slot})
+	_, err := c.do(request{Op: opDrop, Slot: slot, Quiet: true})
 	return err
 }
 
@@ -178,6 +186,9 @@ func (r *Relay) serveEdge(conn net.Conn, stop func()) {
 			return
 		default:
 			a.Error = "unknown operation"
+		}
+		if q.Quiet {
+			continue
 		}
 		if err := enc.Encode(a); err != nil {
 			return

@@ -34,6 +34,8 @@ type Relay struct {
 	slots map[uint32]*box
 	boxes map[netip.Addr]*box
 
+	waiting atomic.Int64 // datagrams whose sandbox is not known yet
+	making  sync.Mutex   // one flow at a time; above flowsMu
 	flowsMu sync.Mutex
 	flows   map[flowKey]*flow
 }
@@ -87,6 +89,17 @@ func (r *Relay) boxOf(a netip.Addr) *box {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.boxes[a]
+}
+
+// awaitBox is boxOf with a little patience: the filter has let a connection pass, so that what the edge says of its sandbox is on its way.
+func (r *Relay) awaitBox(a netip.Addr) *box {
+	for range 100 {
+		if b := r.boxOf(a); b != nil {
+			return b
+		}
+		time.Sleep(acceptPause)
+	}
+	return nil
 }
 
 // isForbidden reports whether an address is one that no rule opens, or this host's.

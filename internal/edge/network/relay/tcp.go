@@ -55,7 +55,7 @@ func (r *Relay) serve(ctx context.Context, inside *net.TCPConn) {
 		reset(inside)
 		return
 	}
-	b := r.boxOf(unmap(from.AddrPort()).Addr())
+	b := r.awaitBox(unmap(from.AddrPort()).Addr())
 	if b == nil {
 		reset(inside)
 		return

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -68,26 +69,57 @@ func (r *Relay) datagrams(ctx context.Context, f *os.File) error {
 				time.Sleep(acceptPause)
 				continue
 			}
-			if to, ok := linux.Destination(oob[:oobn]); ok {
-				r.datagram(flowKey{unmap(from), unmap(to)}, buf[:n])
+			to, ok := linux.Destination(oob[:oobn])
+			if !ok {
+				continue
+			}
+			key := flowKey{unmap(from), unmap(to)}
+			if r.boxOf(key.from.Addr()) != nil {
+				r.datagram(key, buf[:n])
+			} else {
+				r.early(key, slices.Clone(buf[:n]))
 			}
 		}
 	}()
 	return nil
 }
 
+// maxEarly is how many datagrams wait at a time for word of their sandbox. Others are lost, as datagrams are.
+const maxEarly = 64
+
+// early sends a datagram once the edge has told of its sandbox.
+func (r *Relay) early(key flowKey, b []byte) {
+	if r.waiting.Add(1) > maxEarly {
+		r.waiting.Add(-1)
+		return
+	}
+	go func() {
+		defer r.waiting.Add(-1)
+		if r.awaitBox(key.from.Addr()) != nil {
+			r.datagram(key, b)
+		}
+	}()
+}
+
 // datagram sends one that came without a flow, and makes the flow.
 func (r *Relay) datagram(key flowKey, b []byte) {
+	if f := r.flowOf(key); f != nil {
+		f.used.Store(time.Now().UnixNano())
+		_, _ = f.outside.Write(b)
+	}
+}
+
+// flowOf is the flow of a key, a new one if need be; nil where there is to be none.
+func (r *Relay) flowOf(key flowKey) *flow {
+	r.making.Lock()
+	defer r.making.Unlock()
 	r.flowsMu.Lock()
 	f := r.flows[key]
 	r.flowsMu.Unlock()
 	if f == nil {
-		if f = r.newFlow(key); f == nil {
-			return
-		}
+		f = r.newFlow(key)
 	}
-	f.used.Store(time.Now().UnixNano())
-	_, _ = f.outside.Write(b)
+	return f
 }
 
 func (r *Relay) newFlow(key flowKey) *flow {
