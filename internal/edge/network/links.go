@@ -238,7 +238,9 @@ func (s *Slots) adoptLinks(mounted map[string]bool) (linked map[int]bool, err er
 		return nil, err
 	}
 	if _, ok := mountinfo.At(mounts, s.routerPath()); !ok { // killed while it was made
-		return nil, s.closeRouter(context.Background())
+		err := s.closeRouter(context.Background())
+		s.relay.reopen()
+		return nil, err
 	}
 	r, err := s.openRouter()
 	if err != nil {

@@ -531,3 +531,21 @@ func TestRangeThatTheHostUsesIsRefused(t *testing.T) {
 	s := openLinked(t, dir, 0)
 	closeSlots(t, s)
 }
+
+// A process that was killed while it made the router leaves directories: the next one makes router and relay all the same.
+func TestHalfMadeRouterIsMadeAgain(t *testing.T) {
+	dir := privateDir(t)
+	if err := os.MkdirAll(filepath.Join(dir, "links"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := openLinked(t, dir, 0)
+	x := newSite(t)
+	x.serve(t, 443, echo)
+	_, ns := acquireOpen(t, s, Policy{Open: []Destination{x.dest(443, TCP)}})
+	c, err := dial(ns, "tcp", netip.AddrPortFrom(x.addr, 443).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	closeSlots(t, s)
+}

@@ -281,6 +281,13 @@ func (p *relayProcess) stop(ctx context.Context) error {
 	return nil
 }
 
+// reopen undoes stop.
+func (p *relayProcess) reopen() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed, p.client, p.process = false, nil, nil
+}
+
 // A linkedPolicy is what the relay has to know of one link.
 type linkedPolicy struct {
 	number    uint32
