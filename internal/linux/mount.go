@@ -58,11 +58,13 @@ type MountAttr struct {
 	Set, Clear uint64
 	UserNS     int
 	Recursive  bool
+
+	propagation uint64
 }
 
 // SetMountAttr changes the mount that fd, from CloneMount or FSMount, stands for.
 func SetMountAttr(fd int, a MountAttr) error {
-	attr := unix.MountAttr{Attr_set: a.Set, Attr_clr: a.Clear}
+	attr := unix.MountAttr{Attr_set: a.Set, Attr_clr: a.Clear, Propagation: a.propagation}
 	if a.UserNS > 0 {
 		attr.Attr_set |= unix.MOUNT_ATTR_IDMAP
 		attr.Userns_fd = uint64(a.UserNS)
@@ -77,12 +79,13 @@ func SetMountAttr(fd int, a MountAttr) error {
 	return nil
 }
 
-// CloneMountWith is CloneMount and SetMountAttr.
+// CloneMountWith is CloneMount and SetMountAttr. The copy is private: what is mounted on it is mounted nowhere else.
 func CloneMountWith(path string, a MountAttr) (int, error) {
 	fd, err := CloneMount(path, a.Recursive)
 	if err != nil {
 		return -1, err
 	}
+	a.propagation = unix.MS_PRIVATE
 	if err := SetMountAttr(fd, a); err != nil {
 		Close(fd)
 		return -1, fmt.Errorf("%s: %w", path, err)

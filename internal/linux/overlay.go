@@ -62,7 +62,7 @@ func MountOverlay(o Overlay, place string) (fd int, err error) {
 	if err := retryEINTR(func() error { return unix.Mount("overlay", place, "overlay", unix.MS_NODEV, text) }); err != nil {
 		return -1, fmt.Errorf("create overlay: %w", err)
 	}
-	return CloneMount(place, false)
+	return CloneMountWith(place, MountAttr{})
 }
 
 // UnmountAll unmounts everything that is mounted at path, one over another.

@@ -85,9 +85,12 @@ func (m machine) arguments(g *guest) []string {
 		"-device", "virtio-rng-pci", "-sandbox", "on"}
 	for i, disk := range []string{m.root, m.kernel.modules, m.payload, g.scratch} {
 		options := fmt.Sprintf("if=none,id=d%d,format=raw,file=%s", i, disk)
-		if disk == g.scratch {
+		switch disk {
+		case g.scratch:
 			options += ",cache=unsafe,discard=unmap"
-		} else {
+		case m.root: // what is written to it ends with the guest
+			options += ",snapshot=on,file.locking=off"
+		default:
 			options += ",readonly=on,file.locking=off"
 		}
 		args = append(args, "-drive", options, "-device", fmt.Sprintf("virtio-blk-pci,drive=d%d", i))

@@ -50,14 +50,18 @@ func buildTests(ctx context.Context, out string, packages []string) error {
 	for _, p := range packages {
 		args = append(args, "./"+p)
 	}
-	_, err := command(ctx, "", "go", args...)
+	return goStatic(ctx, args...)
+}
+
+// goStatic runs the go tool for programs that need nothing of where they run.
+func goStatic(ctx context.Context, args ...string) error {
+	_, err := command(ctx, "", "env", append([]string{"CGO_ENABLED=0", "go"}, args...)...)
 	return err
 }
 
 func buildPrograms(ctx context.Context, tree string) error {
 	build := func(out, pkg string) error {
-		_, err := command(ctx, "", "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(tree, out), pkg)
-		return err
+		return goStatic(ctx, "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(tree, out), pkg)
 	}
 	_, err := command(ctx, "", "musl-gcc", "-static", "-Os", "-std=gnu11", "-idirafter", "/usr/include", "-idirafter", "/usr/include/x86_64-linux-gnu",
 		"-o", filepath.Join(tree, "programs/stage"), "internal/edge/driver/container/stage/stage.c")

@@ -11,7 +11,7 @@ import (
 // tools of the root tests, beside what Debian's minbase has.
 var tools = []string{"apparmor", "attr", "btrfs-progs", "busybox-static", "e2fsprogs", "erofs-utils", "iproute2", "kmod", "procps", "python3-minimal", "xfsprogs"}
 
-// mountPoints of a guest's read-only root.
+// mountPoints of a guest's root.
 var mountPoints = []string{"lab", "scratch", "minbase", "edge-layer", "usr/lib/modules"}
 
 // root makes the disk that is the guests' root file system. Beside it there are the layers that tests share, which

@@ -19,6 +19,9 @@ chmod 1777 /tmp /var/tmp
 mkdir -p /var/tmp/dsec-test/minbase
 mount --bind /minbase /var/tmp/dsec-test/minbase
 cp -r /edge-layer /var/tmp/dsec-test/ # tests make links to it
+chmod 700 /root
+ln -s /proc/self/fd /dev/fd
+for n in 0:stdin 1:stdout 2:stderr; do ln -s "/proc/self/fd/${n%:*}" "/dev/${n#*:}"; done
 ip link set lo up
 hostname lab
 mount --make-rshared / # after the binds, or each would be there twice

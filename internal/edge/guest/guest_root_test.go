@@ -192,7 +192,7 @@ func (j *jail) start(inherited []*os.File) {
 	cmd.ExtraFiles = append([]*os.File{lf, cfg}, inherited...)
 	cmd.Stderr = j.stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUSER | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWCGROUP | syscall.CLONE_NEWNET,
+		Cloneflags:  syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUSER | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET,
 		UidMappings: []syscall.SysProcIDMap{{HostID: idBase, Size: idCount}}, GidMappings: []syscall.SysProcIDMap{{HostID: idBase, Size: idCount}},
 		GidMappingsEnableSetgroups: true, Credential: &syscall.Credential{},
 		UseCgroupFD: true, CgroupFD: int(leaf.Fd()),

@@ -64,7 +64,7 @@ var disks = map[string]disk{
 	KindQgroup: {"btrfs", "discard=async,nodatasum",
 		[]string{"mkfs.btrfs", "--quiet", "--force", "--nodiscard", "--data", "single", "--metadata", "single"}, "btrfs-progs"},
 	KindProject: {"ext4", "prjquota,discard,errors=remount-ro,data_err=abort,noinit_itable",
-		[]string{"mkfs.ext4", "-q", "-F", "-m", "0", "-O", "quota,project", "-i", fmt.Sprint(bytesPerInode),
+		[]string{"mkfs.ext4", "-q", "-F", "-b", fmt.Sprint(sectorSize), "-m", "0", "-O", "quota,project", "-i", fmt.Sprint(bytesPerInode),
 			"-E", "quotatype=prjquota,lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"}, "e2fsprogs"},
 }
 

@@ -21,7 +21,8 @@
 //   - Quotas may add up to more than the pool, and the pool's file to more than the disk. Free is what the edge's admission
 //     looks at: the least of what the pool and the disk under it still have, less a reserve of the disk, since the disk holds
 //     output, layers and the journal too.
-//   - When a write of the pool to the disk below it fails, because that is full after all, it makes itself read-only for good.
+//   - When a write of the pool to the disk below it fails, because that is full after all, a pool of btrfs makes itself read-only
+//     for good, one of ext4 when it was a write of its journal; before, it loses that data alone.
 //     Then nothing can be made in the pool, and nothing need be removed from it: it goes as a whole, with Close or the next
 //     Open. Until then admission is told that nothing is free.
 package upper

@@ -20,6 +20,8 @@
 //   - Inode numbers are byte offsets / 32 from the start of the image. Block 0 holds no inode, hence 0, which readdir(3)
 //     takes for "deleted", is never one.
 //   - The kernel compares names as unsigned bytes, and "." and ".." are sorted among the others.
+//   - A file that goes on in another blob must not do so at the block where it left the one before: through loop devices the
+//     kernel reads the wrong one. Write refuses it.
 //   - Where an inline tail would cross a block, old kernels (6.1) refuse symbolic links: these go to a block of their own.
 //   - The kernel trusts metadata. Only images whose digest was recorded when this package wrote them may be mounted;
 //     Verify is a check of our own writer and store, not a licence to mount foreign images.

@@ -87,6 +87,7 @@ func TestWriteRefuses(t *testing.T) {
 		"beyond the end": reg(9000, Extent{8192, 4096, 0, 1}),
 		"short extent":   reg(9000, Extent{0, 100, 0, 1}),
 		"beyond 16 TiB":  reg(9000, Extent{0, 9000, nullBlock - 2, 1}),
+		"misread":        reg(8192, Extent{0, 4096, 0, 1}, Extent{4096, 4096, 1, 2}),
 		"fragments":      reg(1<<40, Extent{4096, 4096, 0, 1}),
 	} {
 		root := NewDir(0o755)
@@ -120,7 +121,7 @@ func TestChunksAreAsLargeAsExtentsAllow(t *testing.T) {
 		{100 * m, []Extent{{0, 100 * m, 7, 1}}, 15},
 		{100 * m, []Extent{{0, m, 7, 1}, {m, 99 * m, 7 + 256, 1}}, 15}, // contiguous after all
 		{100 * m, []Extent{{0, m, 7, 1}, {m, 99 * m, 9 + 256, 1}}, 8},
-		{100 * m, []Extent{{0, m, 7, 1}, {m, 99 * m, 7 + 256, 2}}, 8},
+		{100 * m, []Extent{{0, m, 7, 1}, {m, 99 * m, 8 + 256, 2}}, 8},
 		{100 * m, []Extent{{64 * m, 36 * m, 0, 1}}, 14},
 		{100 * m, nil, 15},
 		{1 << 62, nil, 31},

@@ -42,10 +42,15 @@ func (s *sample) add(dir, name string, n *Inode) *Inode {
 func (s *sample) file(t testing.TB, dir, name string, content []byte, sparse bool, r *rand.Rand) *Inode {
 	t.Helper()
 	n := &Inode{Mode: TypeRegular | 0o644, Size: int64(len(content))}
+	var last *Data
 	for off := 0; off < len(content); {
 		d, size := s.data[0], len(content)
 		if r != nil {
 			d, size = s.data[r.IntN(len(s.data))], BlockSize*(1+r.IntN(16))
+			if k := len(n.Extents); k > 0 && d != last && misread(n.Extents[k-1], Extent{Device: 0, Block: d.Blocks()}) {
+				d = last
+			}
+			last = d
 		}
 		size = min(size, len(content)-off)
 		xs, err := d.Append(bytes.NewReader(content[off:off+size]), int64(size), sparse)

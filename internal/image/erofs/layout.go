@@ -187,10 +187,18 @@ func checkExtents(n *Inode, devices int) error {
 			return fmt.Errorf("extent %d is on device %d of %d", i, e.Device, devices)
 		case int64(e.Block)+blocks > nullBlock:
 			return fmt.Errorf("extent %d is beyond 16 TiB of its blob", i)
+		case i > 0 && misread(n.Extents[i-1], e):
+			return fmt.Errorf("extent %d begins in its blob at the block where the one before ends in another", i)
 		}
 		end = e.Off + e.Len
 	}
 	return nil
+}
+
+// misread reports whether the kernel may read b wrong after a where blobs are loop devices: seeing sectors follow each other, it
+// asks the device of a for both (iomap's read-ahead, at least up to Linux 6.18).
+func misread(a, b Extent) bool {
+	return a.Device != b.Device && int64(a.Block)+(a.Len+BlockSize-1)>>blockBits == int64(b.Block)
 }
 
 // chunkBits is the largest chunk size, as a shift of blocks, at which no chunk spans two runs of blocks.

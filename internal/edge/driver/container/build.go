@@ -128,7 +128,12 @@ func (d *Driver) buildRoot(b *built, spec driver.Spec, slot, userNS int) error {
 		return fmt.Errorf("lowest layer: %w", err)
 	}
 	o.Lowers = append(o.Lowers, lowest)
-	upper, err := b.own(linux.CloneMountWith(spec.Rootfs.Upper.Dir, linux.MountAttr{UserNS: userNS}))
+	return d.overlay(b, o, spec.Rootfs.Upper.Dir, slot, userNS)
+}
+
+// overlay puts the directories of an upper over the layers in o. Without a user namespace the upper is seen as it is.
+func (d *Driver) overlay(b *built, o linux.Overlay, dir string, slot, userNS int) error {
+	upper, err := b.own(linux.CloneMountWith(dir, linux.MountAttr{UserNS: userNS}))
 	if err != nil {
 		return fmt.Errorf("upper directory: %w", err)
 	}
@@ -275,6 +280,7 @@ func (d *Driver) buildPlan(b *built, spec driver.Spec, etc uint32) (err error) {
 		nofile:       d.host.nofile,
 		shmBytes:     uint64(spec.Limits.Memory) / 2, // as the kernel's own default; it is charged to the memory limit
 		etc:          etc,
+		cgroupNS:     !d.host.nsDelegate,
 		hostname:     spec.Hostname,
 		masks:        d.host.masks,
 		filter:       d.host.filter,

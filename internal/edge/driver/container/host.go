@@ -8,10 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"dsec/internal/edge/policy"
 	"dsec/internal/linux"
+	"dsec/internal/linux/mountinfo"
 )
 
 // host is what all sandboxes of an edge use: made once, read-only.
@@ -22,6 +24,9 @@ type host struct {
 	masks    []mask
 	nofile   uint64
 	overlays overlays
+	// Control groups of version 2 are delegated by cgroup namespace, as systemd mounts them: whoever is in one cannot place a
+	// process in a group outside, so aether, whose own group is beside those of commands, has none.
+	nsDelegate bool
 }
 
 const maxNofile = 1 << 16
@@ -47,6 +52,9 @@ func openHost(ctx context.Context, o Options, d dirs, stage *stageRunner) (_ *ho
 	if h.overlays, err = openOverlays(d.places, filepath.Join(d.skeleton, "etc"), filepath.Join(d.skeleton, "tmp")); err != nil {
 		return nil, err
 	}
+	if h.nsDelegate, err = delegatesByNamespace(); err != nil {
+		return nil, err
+	}
 	if h.mountNS, err = makeMountNS(ctx, stage, d.skeleton); err != nil {
 		return nil, err
 	}
@@ -54,6 +62,14 @@ func openHost(ctx context.Context, o Options, d dirs, stage *stageRunner) (_ *ho
 		return nil, err
 	}
 	return h, nil
+}
+
+// delegatesByNamespace asks the table of mounts: the option is of the hierarchy, wherever that is mounted.
+func delegatesByNamespace() (bool, error) {
+	mounts, err := mountinfo.Self()
+	return slices.ContainsFunc(mounts, func(m mountinfo.Mount) bool {
+		return m.Type == "cgroup2" && slices.Contains(m.Super, "nsdelegate")
+	}), err
 }
 
 func (h *host) close() { linux.Close(h.mountNS, h.aether) }

@@ -24,7 +24,7 @@ func openOverlays(places, lower, lowest string) (_ overlays, err error) {
 	}
 	o := linux.Overlay{}
 	for _, dir := range []string{lower, lowest} {
-		fd, err := linux.CloneMount(dir, false)
+		fd, err := linux.CloneMountWith(dir, linux.MountAttr{})
 		if err != nil {
 			return overlays{}, err
 		}

@@ -38,14 +38,15 @@ type plan struct {
 	nofile       uint64
 	shmBytes     uint64
 	etc          uint32
+	cgroupNS     bool
 	hostname     string
 	masks        []mask
 	filter       []byte
 }
 
 const (
-	planMagic  = 0x31534431
-	planHeader = 56
+	planMagic  = 0x31534432
+	planHeader = 64
 	maxPlan    = 64 << 10
 	maxTasks   = 16
 	sockFilter = 8 // bytes of one instruction
@@ -72,6 +73,10 @@ func (p plan) encode() ([]byte, error) {
 	case strings.ContainsRune(p.hostname, 0):
 		return nil, fmt.Errorf("host name holds a NUL byte")
 	}
+	var cgroupNS uint32
+	if p.cgroupNS {
+		cgroupNS = 1
+	}
 	e := binary.NativeEndian
 	b := make([]byte, 0, total)
 	for _, v := range []uint32{planMagic, p.failStep, uint32(p.aetherTasks), uint32(p.userTasks)} {
@@ -80,7 +85,7 @@ func (p plan) encode() ([]byte, error) {
 	for _, v := range []uint64{p.capabilities, p.nofile, p.shmBytes} {
 		b = e.AppendUint64(b, v)
 	}
-	for _, v := range []uint32{p.etc, uint32(len(text)), uint32(len(p.filter) / sockFilter), uint32(total)} {
+	for _, v := range []uint32{p.etc, uint32(len(text)), uint32(len(p.filter) / sockFilter), uint32(total), cgroupNS, 0} {
 		b = e.AppendUint32(b, v)
 	}
 	return append(append(b, text...), p.filter...), nil

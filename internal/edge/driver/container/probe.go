@@ -33,6 +33,12 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capabilities, error) {
 		fallbacks["exit_status"] = driver.Fallback{Instead: "PIDFD_INFO_EXIT", Why: "this kernel does not keep it (Linux 6.15 does)",
 			Cost: "of a sandbox that ends while the edge is away it is not known how"}
 	}
+	groups := "a cgroup namespace of its own"
+	if d.host.nsDelegate {
+		groups = "out of sight, but named in /proc/self/cgroup"
+		fallbacks["control_groups"] = driver.Fallback{Instead: "a cgroup namespace of its own",
+			Why: "the host's control groups are mounted with nsdelegate, which ties who starts commands to the groups of his namespace", Cost: "a command can read how the groups above its own are called"}
+	}
 	root, fallback := d.host.overlays.feature()
 	if fallback != (driver.Fallback{}) {
 		fallbacks["root"] = fallback
@@ -51,6 +57,7 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capabilities, error) {
 		"masks":           fmt.Sprintf("%d paths of /proc", len(d.host.masks)),
 		"exit_status":     exit,
 		"kill":            "cgroup.kill",
+		"control_groups":  groups,
 	}}, nil
 }
 
@@ -69,18 +76,25 @@ func (d *Driver) tryOverlay(slot int) (err error) {
 		return fmt.Errorf("make scratch directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	for _, name := range []string{"u", "w"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-			return fmt.Errorf("make scratch directory: %w", err)
-		}
-	}
 	b := &built{files: make([]int, fdTasks)}
 	defer b.close()
 	userNS, err := b.own(linux.OpenRead(d.ranges.path(slot)))
 	if err != nil {
 		return err
 	}
-	var spec driver.Spec
-	spec.Rootfs.Upper.Dir = dir
-	return d.buildRoot(b, spec, slot, userNS)
+	lowest, err := b.own(d.skeletons.clone(d.ranges, slot, userNS))
+	if err != nil {
+		return err
+	}
+	first := 0
+	if d.skeletons.each.Load() { // no ids of a tmpfs are mapped: what belongs to the range's root takes the place of that
+		first, userNS = int(d.ranges.first(slot)), 0
+	}
+	err = linux.WithFSIDs(first, first, func() error {
+		return errors.Join(os.Mkdir(filepath.Join(dir, "u"), 0o755), os.Mkdir(filepath.Join(dir, "w"), 0o755))
+	})
+	if err != nil {
+		return fmt.Errorf("make scratch directory: %w", err)
+	}
+	return d.overlay(b, linux.Overlay{Lowers: []int{lowest}}, dir, slot, userNS)
 }

@@ -101,8 +101,10 @@ struct plan {
 	uint32_t text_bytes;  /* host name, then (kind, path)s, each with its NUL; an empty string ends */
 	uint32_t filter_len;  /* instructions, behind the text, which is padded to 8 */
 	uint32_t total_bytes; /* of the whole message */
+	uint32_t cgroup_ns;   /* the sandbox gets a cgroup namespace, with aether's group as its root */
+	uint32_t unused;
 };
-#define PLAN_MAGIC 0x31534431
+#define PLAN_MAGIC 0x31534432
 
 struct report {
 	int32_t kind, value, error;
@@ -179,7 +181,7 @@ static void join(void)
 static long clone_child(void)
 {
 	/* struct clone_args, first version; no exit signal: CLONE_PARENT inherits ours. */
-	uint64_t args[8] = {CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWCGROUP | CLONE_PARENT};
+	uint64_t args[8] = {CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_PARENT | (plan->cgroup_ns ? CLONE_NEWCGROUP : 0)};
 	return syscall(SYS_clone3, args, sizeof args);
 }
 
