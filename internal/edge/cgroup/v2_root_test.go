@@ -110,8 +110,8 @@ func TestV2SwapIsNotForSandboxes(t *testing.T) {
 	tree := openV2(t)
 	addSwap(t, 256)
 	_, cg := create(t, tree, limits) // 64 MiB
-	if code := ended(t, run(t, cg, eat(96))); code == 3 {
-		t.Error("96 MiB fit into 64")
+	if code := ended(t, run(t, cg, eat(72))); code == 3 {
+		t.Error("72 MiB fit into 64")
 	}
 	if n, err := tree.OOMKills(cg); err != nil || n == 0 {
 		t.Errorf("%d kills, %v", n, err)
@@ -121,7 +121,7 @@ func TestV2SwapIsNotForSandboxes(t *testing.T) {
 	}
 	// It is the limit that did it: without, the same fits.
 	set(t, cg.V2User, "memory.swap.max", "max")
-	if code := ended(t, run(t, cg, eat(96))); code != 3 {
+	if code := ended(t, run(t, cg, eat(72))); code != 3 {
 		t.Errorf("with swap it ended with %d", code)
 	}
 }
