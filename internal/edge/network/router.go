@@ -37,7 +37,8 @@ var routerSysctls = map[string]string{
 	"net/ipv4/conf/all/send_redirects":    "0",
 	"net/ipv4/ip_nonlocal_bind":           "1",
 	"net/ipv4/ip_unprivileged_port_start": "0",
-	"net/ipv4/tcp_syncookies":             "0", // the answer to a cookie would find no listener
+	"net/ipv4/tcp_syncookies":             "1", // connections that one sandbox leaves half open must not keep out the others'
+	"net/ipv4/tcp_synack_retries":         "2", // nothing is lost on the way
 	"net/ipv4/tcp_max_syn_backlog":        "8192",
 	"net/core/somaxconn":                  "8192",
 	"net/ipv4/tcp_max_tw_buckets":         "0", // a sandbox may use a port again at once

@@ -277,7 +277,10 @@ inlined int reply_reset(struct __sk_buff *skb, struct packet *p)
 	return store_bytes(skb, at, t, sizeof t, 0);
 }
 
-/* reply_unreachable answers a datagram: "administratively prohibited", which a connected socket reads as an error at once. */
+/*
+ * reply_unreachable answers a datagram: port unreachable, or with IPv6 "administratively prohibited". A connected socket reads either as an
+ * error at once.
+ */
 inlined int reply_unreachable(struct __sk_buff *skb, struct packet *p)
 {
 	if (p->v6) { /* ICMP header, and the packet's IPv6 and UDP headers */
@@ -340,9 +343,9 @@ inlined int to_relay(struct __sk_buff *skb, struct packet *p, int tcp)
 	__builtin_memset(&t, 0, sizeof t);
 	fill(&t, p);
 	struct bpf_sock *sk;
-	if (tcp) {
+	if (tcp) { /* an opening, or what may be the answer to a cookie: the listener resets it if it is not */
 		if ((sk = lookup_tcp(skb, &t, size, BPF_F_CURRENT_NETNS, 0))) {
-			int known = sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_TIME_WAIT;
+			int known = sk->state != BPF_TCP_LISTEN && (sk->state != BPF_TCP_TIME_WAIT || !(p->flags & SYN));
 			release_sock(sk);
 			if (known)
 				return TC_ACT_OK; /* the kernel finds it likewise */
@@ -359,8 +362,8 @@ inlined int to_relay(struct __sk_buff *skb, struct packet *p, int tcp)
 		relay_tuple(&t, p->v6);
 		sk = lookup_udp(skb, &t, size, BPF_F_CURRENT_NETNS, 0);
 	}
-	if (!sk)
-		return TC_ACT_SHOT; /* there is no relay just now */
+	if (!sk) /* there is no relay just now: the kernel resets what another one had */
+		return tcp && !(p->flags & SYN) ? TC_ACT_OK : TC_ACT_SHOT;
 	long failed = assign_sock(skb, sk, 0);
 	release_sock(sk);
 	return failed ? TC_ACT_SHOT : TC_ACT_OK;
@@ -377,7 +380,7 @@ int from_sandbox(struct __sk_buff *skb)
 		return refuse(skb, &p, reason);
 	if (p.protocol == IPPROTO_UDP)
 		return to_relay(skb, &p, 0);
-	if ((p.flags & (SYN | ACK)) != SYN)
+	if ((p.flags & RST) || (p.flags & (SYN | ACK)) == (SYN | ACK) || !(p.flags & (SYN | ACK)))
 		return TC_ACT_OK;
 	return to_relay(skb, &p, 1);
 }
