@@ -6,6 +6,8 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // ListenUnix listens at path, which may be longer than the address of a socket. Closing the listener removes the name.
@@ -47,4 +49,24 @@ func DialUnix(ctx context.Context, path string) (net.Conn, error) {
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}
 	return conn, nil
+}
+
+// ListenerPID is the process that listens at the other end of a connection that DialUnix made. The kernel says so, not that process.
+func ListenerPID(conn net.Conn) (int, error) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err == nil {
+		err = failed
+	}
+	if err != nil {
+		return 0, fmt.Errorf("ask who listens: %w", err)
+	}
+	return int(cred.Pid), nil
 }

@@ -154,13 +154,13 @@ func (s *Slots) closeLink(x *slot) error {
 	if err := r.setPolicy(x, nil); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	x.policy = Policy{} // first: a relay that is started meanwhile must not be told of it
+	s.mu.Unlock()
 	s.relay.drop(x.link)
 	if err := os.Remove(s.policyRecord(x.link)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	s.mu.Lock()
-	x.policy = Policy{}
-	s.mu.Unlock()
 	return r.filter.begin(x.link)
 }
 
@@ -261,7 +261,10 @@ func (s *Slots) adoptLinks(mounted map[string]bool) (linked map[int]bool, err er
 			return nil, err
 		}
 	}
-	return linked, r.filter.eraseOthers(func(policy uint32) bool { return r.policies.byID[policy] != nil })
+	if err := r.filter.eraseOthers(func(policy uint32) bool { return r.policies.byID[policy] != nil }); err != nil {
+		return nil, err
+	}
+	return linked, s.relay.find()
 }
 
 // adoptLink gives a link back to the slot that it leads to, if somebody owns that; else it is on its way out.

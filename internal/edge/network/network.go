@@ -121,6 +121,7 @@ func Open(ctx context.Context, o Options) (*Slots, error) {
 		}
 	}
 	if err := s.adopt(ctx); err != nil {
+		s.relay.detach()
 		if r := s.router.Load(); r != nil {
 			r.detach()
 		}
@@ -380,11 +381,12 @@ func (s *Slots) Close(ctx context.Context) error {
 	_, err := s.Sweep(ctx, nil)
 	errs := []error{err}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, x := range append(s.free, s.freeLinked...) {
+	free := append(s.free, s.freeLinked...)
+	s.free, s.freeLinked = nil, nil
+	s.mu.Unlock()
+	for _, x := range free {
 		errs = append(errs, linux.RemoveNetns(s.path(x.n)))
 	}
-	s.free, s.freeLinked = nil, nil
 	errs = append(errs, s.closeRouter(ctx), s.closeSysfs())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove network slots: %w", err)

@@ -60,7 +60,10 @@ func (p *relayProcess) get() (*relay.Client, error) {
 	if p.closed {
 		return nil, sandbox.Errorf(sandbox.Unavailable, "shutting_down", "the edge is shutting down")
 	}
-	client, err := p.findOrStart()
+	client, err := p.findLocked()
+	if client == nil && err == nil {
+		client, err = p.startLocked()
+	}
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.Unavailable, "network_unavailable", "the relay of sandboxes' connections does not start: %v", err)
 	}
@@ -71,13 +74,38 @@ func (p *relayProcess) get() (*relay.Client, error) {
 	return client, nil
 }
 
+// find takes over the relay of an earlier process, if there is one: it carries connections that have to end with their policies, whether
+// or not this process comes to need a relay.
+func (p *relayProcess) find() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	client, err := p.findLocked()
+	if client == nil || err != nil {
+		return err
+	}
+	if err := p.adoptLocked(client); err != nil {
+		client.Close()
+		return err
+	}
+	return nil
+}
+
 // adoptLocked tells a relay all policies, and watches it.
 func (p *relayProcess) adoptLocked(client *relay.Client) error {
 	process, err := linux.OpenProcess(client.PID)
 	if err != nil {
 		return err
 	}
-	for _, l := range p.slots.linkedPolicies() {
+	linked := p.slots.linkedPolicies()
+	numbers := make([]uint32, len(linked))
+	for i, l := range linked {
+		numbers[i] = l.number
+	}
+	if err := client.Keep(numbers); err != nil { // that it answers says besides that the process is still the one it was
+		process.Close()
+		return err
+	}
+	for _, l := range linked {
 		if err := client.Set(l.number, l.addresses, l.policy); err != nil {
 			process.Close()
 			return err
@@ -124,14 +152,51 @@ func (p *relayProcess) forgetLocked() {
 	p.client = nil
 }
 
-func (p *relayProcess) findOrStart() (*relay.Client, error) {
+// findLocked connects to a relay that is there, if there is one. One that does not answer, or not in the words of this edge, is killed:
+// its connections end with it, and its sockets are free for the next.
+func (p *relayProcess) findLocked() (*relay.Client, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), relayStarts)
 	defer cancel()
-	if client, err := relay.Dial(ctx, p.socket()); err == nil {
+	client, err := relay.Dial(ctx, p.socket())
+	if err != nil {
+		return nil, nil // nobody listens
+	}
+	if err = client.Hello(); err == nil {
 		return client, nil
 	}
+	client.Close()
+	p.slots.log.Error("the relay of sandboxes' connections does not answer; it is killed", "pid", client.PID, "error", err)
+	process, err := linux.OpenProcess(client.PID)
+	if err != nil {
+		return nil, nil // it has ended
+	}
+	defer process.Close()
+	return nil, endProcess(process)
+}
+
+// endProcess kills a process and waits until it has ended.
+func endProcess(p *linux.Process) error {
+	if err := p.Kill(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	go func() {
+		_, _ = p.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(relayStopTime):
+		return fmt.Errorf("process %d does not end", p.Pid)
+	}
+}
+
+func (p *relayProcess) startLocked() (*relay.Client, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), relayStarts)
+	defer cancel()
 	var first error
-	for ctx.Err() == nil {
+	for {
 		err := p.start(ctx)
 		if err == nil {
 			return relay.Dial(ctx, p.socket())
@@ -140,8 +205,10 @@ func (p *relayProcess) findOrStart() (*relay.Client, error) {
 			first = err
 		}
 		wait(ctx, relayRetry) // another may be on its way out
+		if ctx.Err() != nil {
+			return nil, first
+		}
 	}
-	return nil, first
 }
 
 // start starts one and waits until it serves.
@@ -249,19 +316,18 @@ func (p *relayProcess) stop(ctx context.Context) error {
 	p.mu.Lock()
 	p.closed = true
 	client, process := p.client, p.process
-	p.mu.Unlock()
+	var err error
 	if client == nil {
-		found, err := relay.Dial(ctx, p.socket())
-		if err != nil {
-			_ = os.Remove(p.socket())
-			p.watch.Wait()
-			return nil // there is none
+		client, err = p.findLocked()
+		if client != nil && err == nil {
+			process, err = linux.OpenProcess(client.PID)
 		}
-		client = found
-		if process, err = linux.OpenProcess(client.PID); err != nil {
-			client.Close()
-			return nil
-		}
+	}
+	p.mu.Unlock()
+	defer p.watch.Wait()
+	if client == nil || process == nil { // there is none
+		_ = os.Remove(p.socket())
+		return err
 	}
 	_ = client.Stop()
 	client.Close()
@@ -277,7 +343,6 @@ func (p *relayProcess) stop(ctx context.Context) error {
 		<-ended
 	}
 	process.Close()
-	p.watch.Wait()
 	return nil
 }
 

@@ -109,7 +109,7 @@ func run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	r := New(Options{PID: os.Getpid(), Router: router, Routes: routes, Range: c.Range, Streams: int64(have-min(have/2, 512)) / filesOfStream})
+	r := New(Options{Router: router, Routes: routes, Range: c.Range, Streams: int64(have-min(have/2, 512)) / filesOfStream})
 	for _, f := range listeners {
 		if err := r.accept(ctx, f); err != nil {
 			return err
@@ -150,11 +150,16 @@ func openSockets() (listeners, datagrams []*os.File, err error) {
 	return listeners, datagrams, nil
 }
 
-// Dial connects to the relay whose socket this is.
+// Dial connects to the relay whose socket this is, whether it answers or not.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	conn, err := linux.DialUnix(ctx, socket)
 	if err != nil {
 		return nil, err
 	}
-	return Connect(conn)
+	pid, err := linux.ListenerPID(conn)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return newClient(conn, pid), nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -14,13 +15,14 @@ import (
 )
 
 // Version of the protocol between edge and relay.
-const Version = 2
+const Version = 3
 
 // Operations of a request.
 const (
 	opHello   = "hello"
 	opSet     = "set"
 	opDrop    = "drop"
+	opKeep    = "keep"
 	opRefused = "refused"
 	opStop    = "stop"
 )
@@ -30,6 +32,7 @@ type request struct {
 	Op        string       `json:"op"`
 	Quiet     bool         `json:"quiet,omitempty"`
 	Slot      uint32       `json:"slot,omitempty"`
+	Slots     []uint32     `json:"slots,omitempty"`
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 	Policy    allow.Policy `json:"policy,omitzero"`
 }
@@ -37,37 +40,40 @@ type request struct {
 type answer struct {
 	Error   string         `json:"error,omitempty"`
 	Version int            `json:"version,omitempty"`
-	PID     int            `json:"pid,omitempty"`
 	Refused allow.Refusals `json:"refused,omitzero"`
 }
 
 // callWithin is how long the relay may take to answer.
 const callWithin = 10 * time.Second
 
+// maxAnswer bounds one answer. The relay has to do with the outside, so that the edge trusts it no more than it must.
+const maxAnswer = 1 << 20
+
 // A Client is the edge's end of a relay's socket.
 type Client struct {
-	PID int
+	PID int // of the relay
 
 	mu   sync.Mutex
 	conn net.Conn
+	from io.LimitedReader
 	dec  *json.Decoder
 	gone chan struct{}
 	once sync.Once
 }
 
-// Connect finds the relay that listens at the socket to which dial connects.
-func Connect(conn net.Conn) (*Client, error) {
-	c := &Client{conn: conn, dec: json.NewDecoder(conn), gone: make(chan struct{})}
-	a, err := c.call(request{Op: opHello})
+func newClient(conn net.Conn, pid int) *Client {
+	c := &Client{PID: pid, conn: conn, from: io.LimitedReader{R: conn}, gone: make(chan struct{})}
+	c.dec = json.NewDecoder(&c.from)
+	return c
+}
+
+// Hello says whether it answers, in the words of this edge.
+func (c *Client) Hello() error {
+	a, err := c.do(request{Op: opHello})
 	if err == nil && a.Version != Version {
 		err = fmt.Errorf("the relay speaks version %d, this edge %d", a.Version, Version)
 	}
-	if err != nil {
-		c.Close()
-		return nil, err
-	}
-	c.PID = a.PID
-	return c, nil
+	return err
 }
 
 // Gone is closed when a call has failed because the relay does not answer.
@@ -99,6 +105,7 @@ func (c *Client) call(r request) (a answer, err error) {
 	if _, err := c.conn.Write(append(b, '\n')); err != nil || r.Quiet {
 		return a, err
 	}
+	c.from.N = maxAnswer
 	return a, c.dec.Decode(&a)
 }
 
@@ -135,9 +142,9 @@ func (c *Client) Refused(slot uint32) (allow.Refusals, error) {
 	return a.Refused, err
 }
 
-// Ping asks whether it lives.
-func (c *Client) Ping() error {
-	_, err := c.do(request{Op: opHello})
+// Keep drops all slots but these.
+func (c *Client) Keep(slots []uint32) error {
+	_, err := c.do(request{Op: opKeep, Slots: slots})
 	return err
 }
 
@@ -173,11 +180,13 @@ func (r *Relay) serveEdge(conn net.Conn, stop func()) {
 		var a answer
 		switch q.Op {
 		case opHello:
-			a.Version, a.PID = Version, r.o.PID
+			a.Version = Version
 		case opSet:
 			r.set(q.Slot, q.Addresses, q.Policy)
 		case opDrop:
 			r.drop(q.Slot)
+		case opKeep:
+			r.keep(q.Slots)
 		case opRefused:
 			a.Refused = r.refused(q.Slot)
 		case opStop:

@@ -17,7 +17,6 @@ import (
 
 // Options of New.
 type Options struct {
-	PID     int
 	Router  *linux.NetnsThread // in which sockets for datagrams are made
 	Routes  *linux.Netlink     // of the host
 	Range   []netip.Prefix     // the sandboxes' own
@@ -72,6 +71,21 @@ func (r *Relay) drop(slot uint32) {
 	r.mu.Unlock()
 	if b != nil {
 		b.drop()
+	}
+}
+
+// keep drops all but these.
+func (r *Relay) keep(slots []uint32) {
+	var others []uint32
+	r.mu.Lock()
+	for slot := range r.slots {
+		if !slices.Contains(slots, slot) {
+			others = append(others, slot)
+		}
+	}
+	r.mu.Unlock()
+	for _, slot := range others {
+		r.drop(slot)
 	}
 }
 
