@@ -318,7 +318,7 @@ func (e *Edge) networkStatus(in *instance) (*dsecv1.NetworkStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &dsecv1.NetworkStatus{RefusedPackets: refused.Packets, Addresses: texts(s.made.network.Addresses)}
+	n := &dsecv1.NetworkStatus{RefusedPackets: refused.Packets, Connections: int64(refused.Connections), Addresses: texts(s.made.network.Addresses)}
 	for _, r := range e.reach(in, s.network).rules {
 		n.Rules = append(n.Rules, &dsecv1.NetworkRuleStatus{
 			Rule: r.Rule, Allowed: r.Allowed, Endpoints: startspec.WireEndpoints(r.Endpoints), Addresses: texts(r.addresses), Error: r.trouble,

@@ -113,8 +113,7 @@ func (e *Edge) measured(in *instance, made made) (*dsecv1.Metrics, error) {
 		return nil, err
 	}
 	return &dsecv1.Metrics{
-		NetworkRefusedPackets: refused.Packets,
-
+		NetworkRefusedPackets: refused.Packets, NetworkConnections: int64(refused.Connections),
 		SandboxId: string(in.id), At: timestamppb.Now(), Generation: 1, CpuLimitCores: in.intent.Spec.Limits.CPU,
 		DiskBytes: used, DiskLimitBytes: limit,
 		NetworkRxBytes: traffic.RxBytes, NetworkRxPackets: traffic.RxPackets, NetworkTxBytes: traffic.TxBytes, NetworkTxPackets: traffic.TxPackets,

@@ -269,6 +269,11 @@ print(len(held))
     async with box({f"{a}:8080": True}, network_connections_limit=5) as sandbox:
         assert await python(sandbox, program) == "5"
         assert any(r.reason == "too_many_connections" for r in (await sandbox.network()).refused)
+        held = await sandbox.start(["python3", "-c", GET + f"s, f = get({a!r}, 8080, '/stream')\nwhile f.readline(): print('tick', flush=True)"])
+        while (await held.poll()).stdout_size < 10:
+            await asyncio.sleep(0.05)
+        assert ((await sandbox.network()).connections, (await sandbox.metrics()).network_connections) == (1, 1)
+        await held.kill()
     timed = f'began = time.monotonic(); fetch({a!r}, 8080, "/3000000"); print(time.monotonic() - began)'
     async with box({f"{a}:8080": True}, network_bytes_per_second=1 << 20) as sandbox:
         assert float(await python(sandbox, timed)) > 1.5  # without the cap: some milliseconds

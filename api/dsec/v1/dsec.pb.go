@@ -5543,11 +5543,13 @@ func (x *NetworkRuleStatus) GetError() string {
 }
 
 type RefusedTraffic struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Destination   string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"` // address; "" where there is none
-	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
-	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // "tcp", "udp", "icmp", or the number
-	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`     // "no_rule", "undeniable", "spoofed", "malformed", "too_many_connections"
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Destination string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"` // address; "" where there is none
+	Port        uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Protocol    string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // "tcp", "udp", "icmp", or the number
+	// "not_allowed" (no rule opens it, or one closes it), "forbidden" (what no rule opens), "too_many_connections", "unreachable" (allowed,
+	// and the node got no connection), "bad_frame", "bad_packet", "bad_protocol" (not what an honest program sends).
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	Packets       int64                  `protobuf:"varint,5,opt,name=packets,proto3" json:"packets,omitempty"`
 	LastAt        *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_at,json=lastAt,proto3" json:"last_at,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -200,6 +200,7 @@ func (s *Slots) Refused(id sandbox.ID) (Refusals, error) {
 	if err != nil {
 		s.log.Warn("the relay does not say what it refused", "error", err)
 	}
+	f.Connections = relayed.Connections
 	f.Packets += relayed.Packets
 	for reason, n := range relayed.Reasons {
 		f.Reasons[reason] += n

@@ -19,11 +19,13 @@ const (
 // MaxSamples is how many destinations are remembered.
 const MaxSamples = 64
 
-// Refusals are what was refused to a sandbox.
+// Refusals are what was refused to a sandbox, and how much was not.
 type Refusals struct {
 	Packets int64            `json:"packets"` // and connections, in all
 	Reasons map[string]int64 `json:"reasons"` // the same by reason
 	Samples []Refusal        `json:"samples"` // the last destinations, the latest first
+	// Connections is how many were let pass and stand now, with flows of datagrams.
+	Connections int `json:"connections"`
 }
 
 // A Refusal is one destination of refused packets or connections.

@@ -121,7 +121,7 @@ func (b *box) drop() {
 func (b *box) refusals() allow.Refusals {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := allow.Refusals{Reasons: make(map[string]int64, len(b.reasons)), Samples: slices.Clone(b.samples)}
+	r := allow.Refusals{Reasons: make(map[string]int64, len(b.reasons)), Samples: slices.Clone(b.samples), Connections: len(b.streams)}
 	for reason, n := range b.reasons {
 		r.Packets += n
 		r.Reasons[reason] = n
