@@ -269,8 +269,11 @@ print(len(held))
     async with box({f"{a}:8080": True}, network_connections_limit=5) as sandbox:
         assert await python(sandbox, program) == "5"
         assert any(r.reason == "too_many_connections" for r in (await sandbox.network()).refused)
+        async with asyncio.timeout(60):
+            while (await sandbox.network()).connections:  # those of the program before are on their way out
+                await asyncio.sleep(0.05)
         held = await sandbox.start(["python3", "-c", GET + f"s, f = get({a!r}, 8080, '/stream')\nwhile f.readline(): print('tick', flush=True)"])
-        while (await held.poll()).stdout_size < 10:
+        while (await held.poll()).stdout_size < 10 and (await held.poll()).running:
             await asyncio.sleep(0.05)
         assert ((await sandbox.network()).connections, (await sandbox.metrics()).network_connections) == (1, 1)
         await held.kill()
