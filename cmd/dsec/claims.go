@@ -162,7 +162,11 @@ func (c *idClaim) base() uint32 { return uint32(c.first) * idBlockSize }
 
 // relayUser is a user of this platform's own, above all blocks.
 func (c *idClaim) relayUser() int { return (lastIDBlock+1)*idBlockSize + c.first }
-func (c *idClaim) capacity() int  { return len(c.claims) * rangesInBlock }
+
+// trialRelayUser is nobody's besides.
+const trialRelayUser = (lastIDBlock + 1) * idBlockSize
+
+func (c *idClaim) capacity() int { return len(c.claims) * rangesInBlock }
 
 // claimIDs claims the blocks that the run directory's sandboxes have, or else free ones for as many sandboxes.
 func claimIDs(runDir string, sandboxes int) (*idClaim, error) {

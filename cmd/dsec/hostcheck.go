@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -49,7 +50,7 @@ func checkHost(ctx context.Context) []finding {
 		_ = os.Remove(t.runDir) // nothing is mounted there
 		return []finding{tried("host", "", err)}
 	}
-	findings := slices.Concat(checkLimits(), t.groups(ctx), []finding{t.upper(ctx), t.network(ctx), t.layers(ctx)}, t.container(ctx), t.rules(ctx))
+	findings := slices.Concat(checkLimits(), t.groups(ctx), []finding{t.upper(ctx), t.network(ctx), t.links(ctx), t.layers(ctx)}, t.container(ctx), t.rules(ctx))
 	return append(findings, tried("clean-up", "nothing of the trials is left", t.remove()))
 }
 
@@ -193,6 +194,32 @@ func (t *trial) network(ctx context.Context) finding {
 	t.closeNetworks = slots.Close
 	t.slot, err = slots.Acquire(ctx, sandbox.NewID(t.code), network.Policy{})
 	return tried(subject, "namespaces of the host's own, with loopback", err)
+}
+
+// links makes what a rule that allows something needs: router, packet filter, relay and a link. Sandboxes without work without.
+func (t *trial) links(ctx context.Context) finding {
+	const subject = "network rules"
+	self, err := os.Executable()
+	if err != nil {
+		return tried(subject, "", err)
+	}
+	dsec := filepath.Join(filepath.Dir(self), "dsec") // and nothing else that this may be: a test would begin itself again
+	if _, err := os.Stat(dsec); err != nil {
+		return finding{Verdict: verdictWarn, Subject: subject, Detail: "not tried: there is no dsec beside this program"}
+	}
+	slots, err := network.Open(ctx, network.Options{
+		RunDir: filepath.Join(t.runDir, "links"), Log: t.log, Relay: []string{dsec, "relay"}, RelayUID: trialRelayUser,
+	})
+	if err != nil {
+		return tried(subject, "", err)
+	}
+	open := network.Destination{Prefix: netip.MustParsePrefix("192.0.2.0/24"), FirstPort: 443, LastPort: 443, Protocol: network.TCP}
+	n, err := slots.Acquire(ctx, sandbox.NewID(t.code), network.Policy{Open: []network.Destination{open}})
+	detail := "a packet filter on each link, and a relay; IPv4"
+	if len(n.Addresses) > 1 {
+		detail += " and IPv6"
+	}
+	return tried(subject, detail, errors.Join(err, slots.Close(ctx)))
 }
 
 // layers imports an archive of one file, mounts what came of it, and reads the file back.
