@@ -151,6 +151,13 @@ func (b *bucket) share() int64 {
 // maxShare bounds what goes between two looks at the bound.
 const maxShare = 1 << 20
 
+// behind reports whether so much is unpaid that nothing more should go now.
+func (b *bucket) behind(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.free.Sub(now) > time.Second
+}
+
 // pay returns how long to wait for n bytes.
 func (b *bucket) pay(n int64, now time.Time) time.Duration {
 	r := b.rate.Load()

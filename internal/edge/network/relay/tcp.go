@@ -22,6 +22,8 @@ type connection struct {
 	inside *net.TCPConn
 	cancel context.CancelFunc // of the dial
 
+	ended chan struct{} // closed once it is killed
+
 	mu      sync.Mutex
 	outside *net.TCPConn
 	killed  bool
@@ -32,6 +34,9 @@ func (c *connection) destination() (netip.AddrPort, uint8) { return c.to, allow.
 func (c *connection) kill() {
 	c.cancel()
 	c.mu.Lock()
+	if !c.killed {
+		close(c.ended)
+	}
 	c.killed = true
 	outside := c.outside
 	c.mu.Unlock()
@@ -62,7 +67,7 @@ func (r *Relay) serve(ctx context.Context, inside *net.TCPConn) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	c := &connection{to: unmap(at.AddrPort()), inside: inside, cancel: cancel}
+	c := &connection{to: unmap(at.AddrPort()), inside: inside, cancel: cancel, ended: make(chan struct{})}
 	if !r.enter(b, c) {
 		reset(inside)
 		return
@@ -104,14 +109,14 @@ func (c *connection) carry(b *box) {
 	_ = c.inside.SetKeepAlivePeriod(keepAlive)
 	done := make(chan error, 1)
 	go func() {
-		err := move(c.outside, c.inside, &b.out)
+		err := move(c.outside, c.inside, &b.out, c.ended)
 		if err != nil { // the other direction must not wait for what never comes
 			reset(c.inside)
 			reset(c.outside)
 		}
 		done <- err
 	}()
-	err := move(c.inside, c.outside, &b.in)
+	err := move(c.inside, c.outside, &b.in, c.ended)
 	if err != nil {
 		reset(c.inside)
 		reset(c.outside)
@@ -125,11 +130,14 @@ func (c *connection) carry(b *box) {
 }
 
 // move copies until from's end, and then ends to's direction. Between sockets the kernel moves the bytes (splice).
-func move(to, from *net.TCPConn, b *bucket) error {
+func move(to, from *net.TCPConn, b *bucket, ended <-chan struct{}) error {
 	for {
 		n, err := io.CopyN(to, from, b.share())
 		if wait := b.pay(n, time.Now()); wait > 0 {
-			time.Sleep(wait)
+			select { // a killed one counts no longer, whatever is unpaid
+			case <-time.After(wait):
+			case <-ended:
+			}
 		}
 		switch err {
 		case nil:

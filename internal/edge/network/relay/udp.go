@@ -217,9 +217,11 @@ func (f *flow) moveOne(to, from *net.UDPConn, b *bucket) bool {
 		return false
 	}
 	f.used.Store(time.Now().UnixNano())
-	if b.pay(int64(n), time.Now()) > time.Second {
+	now := time.Now()
+	if b.behind(now) { // what is dropped is not paid for: a flood must not close the link for longer than it lasts
 		return true
 	}
+	b.pay(int64(n), now)
 	_, err = to.Write(buf[:n])
 	return err == nil || errors.Is(err, syscall.EMSGSIZE)
 }
