@@ -87,9 +87,9 @@ func checkLimits() []finding {
 	}
 	return limitFindings(
 		limit{"threads", fmt.Sprintf("at most %d of this host (kernel.pid_max, kernel.threads-max), nine tenths of them for all sandboxes", tasks),
-			"raise the sysctl kernel.pid_max for nodes with many sandboxes", tasks, wantTasks},
+			"raise the sysctl kernel.pid_max for nodes with many sandboxes, as `dsec host prepare` does", tasks, wantTasks},
 		limit{"open files", fmt.Sprintf("at most %d of this process (RLIMIT_NOFILE)", files), "raise the hard limit of open files, e.g. LimitNOFILE= of its unit", files, wantFiles},
-		limit{"mounts", fmt.Sprintf("at most %d in a mount namespace (fs.mount-max), %d in use", mounts, inUse), "raise the sysctl fs.mount-max", mounts - inUse, wantMounts},
+		limit{"mounts", fmt.Sprintf("at most %d in a mount namespace (fs.mount-max), %d in use", mounts, inUse), "raise the sysctl fs.mount-max, as `dsec host prepare` does", mounts - inUse, wantMounts},
 	)
 }
 

@@ -127,7 +127,7 @@ func openNode(ctx context.Context, o *edgeOptions, log *slog.Logger) (_ *node, e
 	options := edge.Options{
 		Code: code, Version: version, DataDir: o.edgeDir(), Verifier: grant.NewVerifier(code, key),
 		Drivers: []driver.Driver{n.container}, BlobPath: n.blobPath,
-		Layers: mounts, Uppers: uppers, Networks: n.network, Cgroups: groups, Guests: edge.ConnectAether, Ended: edge.EndedAether,
+		Layers: mounts, Uppers: uppersOf(uppers), Networks: n.network, Cgroups: groups, Guests: edge.ConnectAether, Ended: edge.EndedAether,
 		Lookup:    names.Node(servers),
 		Admission: edge.Admission{MaxSandboxes: int64(o.maxSandboxes)}, Requests: limits, Retention: o.keepEnded, Log: log, NoTools: noTools,
 	}
@@ -276,4 +276,12 @@ func printFailpoints(w io.Writer) error {
 func checkResolvers(list []string) error {
 	_, err := names.ParseServers(list)
 	return err
+}
+
+// uppersOf is the pool as the edge wants it: one that counts inodes says so by its methods.
+func uppersOf(p *upper.Pool) edge.Uppers {
+	if c, ok := p.Counted(); ok {
+		return c
+	}
+	return p
 }

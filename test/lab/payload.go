@@ -28,6 +28,10 @@ func makePayload(ctx context.Context, dir string, tests []test) (string, error) 
 			return "", err
 		}
 	}
+	// Where those look for the programs who run them.
+	if err := os.Symlink("/lab/programs", filepath.Join(tree, "src/bin")); err != nil {
+		return "", err
+	}
 	say("building the tests of %d packages", len(packages))
 	err := errors.Join(
 		buildPrograms(ctx, tree), buildTests(ctx, filepath.Join(tree, "tests")+"/", packages),

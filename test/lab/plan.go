@@ -2,6 +2,7 @@ package main
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -33,7 +34,7 @@ func plan(o options) ([]test, error) {
 	}
 	var tests []test
 	used := map[string]bool{}
-	err = filepath.WalkDir("internal", func(path string, _ fs.DirEntry, err error) error {
+	look := func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_root_test.go") {
 			return err
 		}
@@ -50,7 +51,8 @@ func plan(o options) ([]test, error) {
 			}
 		}
 		return err
-	})
+	}
+	err = errors.Join(filepath.WalkDir("cmd", look), filepath.WalkDir("internal", look))
 	for entry := range left {
 		if !used[entry] {
 			return nil, fmt.Errorf("test/lab/not.txt: there is no %s", entry)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"dsec/internal/linux"
+	"dsec/internal/rootfs"
 	"dsec/sandbox"
 )
 
@@ -31,6 +32,18 @@ func Cost(kind string) string {
 	return ""
 }
 
+// A Counted is a pool whose quotas count inodes as well as bytes.
+type Counted struct{ *Pool }
+
+// Counted is p, if its kind counts inodes.
+func (p *Pool) Counted() (_ Counted, ok bool) { return Counted{p}, p.kind == KindProject }
+
+// CreateCounted is Create with a limit of inodes: of files, directories and links, what the platform puts there (some 4)
+// included.
+func (c Counted) CreateCounted(ctx context.Context, id sandbox.ID, bytes, inodes int64) (rootfs.Upper, error) {
+	return c.create(ctx, id, bytes, max(inodes, minInodes))
+}
+
 // Kinds lists all of them in that order.
 func Kinds() []string { return []string{KindSimple, KindProject, KindQgroup} }
 
@@ -39,7 +52,8 @@ type keeper interface {
 	// adopt makes sure that quotas are on, and finds out about the directories that are there.
 	adopt(ids []sandbox.ID) error
 	// make makes the directory of id, limited before anything is in it. If it fails, remove is called.
-	make(id sandbox.ID, bytes int64) error
+	// inodes is 0 for as many as come with the bytes; more than 0 only if the kind counts them.
+	make(id sandbox.ID, bytes, inodes int64) error
 	// remove takes the directory of id out of sight. Its contents may go later.
 	remove(id sandbox.ID) error
 	// tidy removes what is left of removed directories, as far as it is time for that.

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -121,5 +122,34 @@ func testProjectOfAFile(t *testing.T, kind string) {
 	}
 	if err := os.Link(filepath.Join(dir, "u"), filepath.Join(p.dir, "link")); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("linked a directory: %v", err)
+	}
+}
+
+func TestInodesAreLimitedWhereTheyAreCounted(t *testing.T) { eachKind(t, testInodes) }
+
+func testInodes(t *testing.T, kind string) {
+	p := open(t, t.TempDir(), kind)
+	defer closePool(t, p)
+	c, ok := p.Counted()
+	if ok != (kind == KindProject) {
+		t.Fatalf("counted: %v", ok)
+	}
+	if !ok {
+		return
+	}
+	const limit = 300
+	u, err := c.CreateCounted(t.Context(), sandbox.NewID(edge), 64*mib, limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refused error
+	n := 0
+	asSandbox(t, func() {
+		for ; n < 2*limit && refused == nil; n++ {
+			refused = os.WriteFile(filepath.Join(u.Dir, "u", strconv.Itoa(n)), nil, 0o600)
+		}
+	})
+	if !errors.Is(refused, syscall.EDQUOT) || n > limit || n < limit-8 {
+		t.Errorf("after %d files: %v", n, refused)
 	}
 }

@@ -84,12 +84,15 @@ func projectAt(path string) (uint32, error) {
 	return linux.ProjectOf(f)
 }
 
-func (j *projects) make(id sandbox.ID, bytes int64) error {
+func (j *projects) make(id sandbox.ID, bytes, inodes int64) error {
+	if inodes == 0 {
+		inodes = max(bytes/bytesPerInode, minInodes)
+	}
 	j.mu.Lock()
 	project := j.next
 	j.next++
 	j.mu.Unlock()
-	if err := linux.LimitProject(j.p.root, project, bytes, max(bytes/bytesPerInode, minInodes)); err != nil {
+	if err := linux.LimitProject(j.p.root, project, bytes, inodes); err != nil {
 		return err
 	}
 	if err := os.Mkdir(j.p.path(id), 0o755); err != nil {

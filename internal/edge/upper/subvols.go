@@ -73,7 +73,7 @@ func (s *subvols) adopt(ids []sandbox.ID) (err error) {
 	return nil
 }
 
-func (s *subvols) make(id sandbox.ID, bytes int64) error {
+func (s *subvols) make(id sandbox.ID, bytes, _ int64) error {
 	subvol, err := s.makeSubvol(id)
 	if err != nil {
 		return err

@@ -263,16 +263,20 @@ func (p *Pool) path(id sandbox.ID) string { return filepath.Join(p.dir, string(i
 
 // Create makes the directory of id, limited to that many bytes. One that an earlier attempt left is removed first.
 func (p *Pool) Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs.Upper, error) {
+	return p.create(ctx, id, bytes, 0)
+}
+
+func (p *Pool) create(ctx context.Context, id sandbox.ID, bytes, inodes int64) (rootfs.Upper, error) {
 	if _, err := sandbox.ParseID(string(id)); err != nil {
 		return rootfs.Upper{}, err
 	}
 	if bytes < sandbox.MinDisk {
 		return rootfs.Upper{}, sandbox.Errorf(sandbox.InvalidArgument, "invalid_disk_limit", "a disk limit of %d bytes; at least 1 MiB is needed", bytes)
 	}
-	err := p.make(id, bytes)
+	err := p.make(id, bytes, inodes)
 	if errors.Is(err, fs.ErrExist) {
 		if err = p.Remove(ctx, id); err == nil {
-			err = p.make(id, bytes)
+			err = p.make(id, bytes, inodes)
 		}
 	}
 	if err != nil {
@@ -293,8 +297,8 @@ func (p *Pool) Create(ctx context.Context, id sandbox.ID, bytes int64) (rootfs.U
 }
 
 // make makes a directory with its limit, and what is promised in it.
-func (p *Pool) make(id sandbox.ID, bytes int64) error {
-	if err := p.keep.make(id, bytes); err != nil {
+func (p *Pool) make(id sandbox.ID, bytes, inodes int64) error {
+	if err := p.keep.make(id, bytes, inodes); err != nil {
 		return err
 	}
 	for name := range strings.FieldsSeq(directories) {

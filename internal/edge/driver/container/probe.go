@@ -36,7 +36,7 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capabilities, error) {
 	groups := "a cgroup namespace of its own"
 	if d.host.nsDelegate {
 		groups = "out of sight, but named in /proc/self/cgroup"
-		fallbacks["control_groups"] = driver.Fallback{Instead: "a cgroup namespace of its own",
+		fallbacks["cgroup_namespace"] = driver.Fallback{Instead: "a cgroup namespace of its own",
 			Why: "the host's control groups are mounted with nsdelegate, which ties who starts commands to the groups of his namespace", Cost: "a command can read how the groups above its own are called"}
 	}
 	root, fallback := d.host.overlays.feature()
@@ -48,16 +48,16 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capabilities, error) {
 		fallbacks["lowest_layer"] = fallback
 	}
 	return driver.Capabilities{Backend: Name, Fallbacks: fallbacks, Features: map[string]string{
-		"launcher":        "stage, PID 1 is a child of the edge (CLONE_PARENT)",
-		"user_namespaces": fmt.Sprintf("%d ranges of %d ids from %d on, made ahead", d.ranges.capacity, idsPerRange, d.ranges.base),
-		"root":            root,
-		"lowest_layer":    lowest,
-		"system_calls":    fmt.Sprintf("seccomp, %d instructions, stricter than %s", len(d.host.filter)/sockFilter, policy.ProfileSource),
-		"devices":         "read-only tree, nodev elsewhere, BPF device program",
-		"masks":           fmt.Sprintf("%d paths of /proc", len(d.host.masks)),
-		"exit_status":     exit,
-		"kill":            "cgroup.kill",
-		"control_groups":  groups,
+		"launcher":         "stage, PID 1 is a child of the edge (CLONE_PARENT)",
+		"user_namespaces":  fmt.Sprintf("%d ranges of %d ids from %d on, made ahead", d.ranges.capacity, idsPerRange, d.ranges.base),
+		"root":             root,
+		"lowest_layer":     lowest,
+		"system_calls":     fmt.Sprintf("seccomp, %d instructions, stricter than %s", len(d.host.filter)/sockFilter, policy.ProfileSource),
+		"devices":          "read-only tree, nodev elsewhere, BPF device program",
+		"masks":            fmt.Sprintf("%d paths of /proc", len(d.host.masks)),
+		"exit_status":      exit,
+		"kill":             "cgroup.kill",
+		"cgroup_namespace": groups,
 	}}, nil
 }
 
