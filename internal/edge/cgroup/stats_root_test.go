@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,5 +117,29 @@ func TestTrustedGroups(t *testing.T) {
 	_ = cmd.Wait() // killed
 	if left := leftovers(t, tree, id); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// What is said of a host's further controls is so. That a peak can be set back is tried.
+func TestControlsAreThere(t *testing.T) {
+	tree := open(t, uniqueName())
+	_, cg := create(t, tree, limits)
+	has, hasNot := Controls(cg)
+	for _, name := range extras {
+		_, err := os.Stat(filepath.Join(cg.V2User, name))
+		if slices.Contains(has, name) != (err == nil) || slices.Contains(hasNot, name) == (err == nil) {
+			t.Errorf("%s: %v; has %v, has not %v", name, err, has, hasNot)
+		}
+	}
+	if !slices.Contains(has, "memory.peak") {
+		return
+	}
+	f, err := os.OpenFile(filepath.Join(cg.V2User, "memory.peak"), os.O_RDWR, 0)
+	if err == nil {
+		_, err = f.WriteString("0")
+		f.Close()
+	}
+	if slices.Contains(has, "memory.peak set back") != (err == nil) {
+		t.Errorf("set back: %v; has %v", err, has)
 	}
 }
