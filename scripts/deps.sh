@@ -5,7 +5,7 @@ set -euo pipefail
 case "${1:-run}" in
 run) want=(gcc libc6-dev musl-tools btrfs-progs busybox-static mmdebstrap iproute2 python3-pytest python3-pip git ca-certificates) ;;
 test) want=(erofs-utils protobuf-compiler libprotobuf-dev python3-venv attr crun) ;;
-lab) want=(qemu-system-x86 kmod e2fsprogs erofs-utils musl-tools mmdebstrap busybox-static) ;;
+lab) want=(qemu-system-x86 kmod e2fsprogs erofs-utils musl-tools mmdebstrap busybox-static xz-utils) ;;
 bench) want=(crun docker.io) ;;
 *) echo "usage: deps.sh run|test|lab|bench" >&2; exit 2 ;;
 esac

@@ -84,7 +84,7 @@ func makeKernel(ctx context.Context, dir, name string) error {
 		return err
 	}
 	modules := filepath.Join(tree, "lib/modules")
-	if err := makeInitrd(filepath.Join(dir, "initrd"), filepath.Join(modules, release)); err != nil {
+	if err := makeInitrd(ctx, filepath.Join(dir, "initrd"), filepath.Join(modules, release)); err != nil {
 		return err
 	}
 	if err := makeDisk(ctx, filepath.Join(dir, "modules.ext4"), modules); err != nil {
@@ -94,12 +94,19 @@ func makeKernel(ctx context.Context, dir, name string) error {
 }
 
 // makeInitrd writes an archive with busybox, the boot's modules and its script.
-func makeInitrd(path, modules string) error {
+func makeInitrd(ctx context.Context, path, modules string) error {
 	deps, err := os.ReadFile(filepath.Join(modules, "modules.dep"))
 	if err != nil {
 		return err
 	}
-	order, err := loadOrder(string(deps), bootModules)
+	builtin, err := os.ReadFile(filepath.Join(modules, "modules.builtin"))
+	if err != nil {
+		return err
+	}
+	wanted := slices.DeleteFunc(slices.Clone(bootModules), func(name string) bool {
+		return slices.ContainsFunc(strings.Fields(string(builtin)), func(file string) bool { return moduleName(file) == name })
+	})
+	order, err := loadOrder(string(deps), wanted)
 	if err != nil {
 		return err
 	}
@@ -115,15 +122,27 @@ func makeInitrd(path, modules string) error {
 	w.add("init", 0o100755, initScript)
 	var list bytes.Buffer
 	for _, m := range order {
-		b, err := os.ReadFile(filepath.Join(modules, m))
+		path, name := filepath.Join(modules, m), moduleName(m)+".ko"
+		b, err := os.ReadFile(path)
+		if strings.HasSuffix(m, ".xz") { // busybox does not unpack them
+			var text string
+			text, err = command(ctx, "", "xz", "--decompress", "--stdout", path)
+			b = []byte(text)
+		}
 		if err != nil {
 			return err
 		}
-		w.add("modules/"+filepath.Base(m), 0o100644, b)
-		fmt.Fprintln(&list, filepath.Base(m))
+		w.add("modules/"+name, 0o100644, b)
+		fmt.Fprintln(&list, name)
 	}
 	w.add("modules/order", 0o100644, list.Bytes())
 	return os.WriteFile(path, w.end(), 0o644)
+}
+
+// moduleName is how the kernel calls the module in a file.
+func moduleName(file string) string {
+	name, _, _ := strings.Cut(filepath.Base(file), ".")
+	return strings.ReplaceAll(name, "-", "_")
 }
 
 // loadOrder is the files of modules with all that they need, each after what it needs. deps is modules.dep.
@@ -133,8 +152,7 @@ func loadOrder(deps string, names []string) ([]string, error) {
 	for line := range strings.Lines(deps) {
 		file, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
 		needs[file] = strings.Fields(rest)
-		name, _, _ := strings.Cut(filepath.Base(file), ".")
-		files[strings.ReplaceAll(name, "-", "_")] = file
+		files[moduleName(file)] = file
 	}
 	var order []string
 	for _, name := range names {
