@@ -33,6 +33,7 @@ type benchmark struct {
 
 var benchmarks = []benchmark{
 	{"api", benchAPI},
+	{"density", benchDensity},
 	{"exec", benchExec},
 	{"files", benchFiles},
 	{"launcher", benchLauncher},
@@ -58,8 +59,9 @@ func run() error {
 	flag.StringVar(&o.only, "only", "", "comma-separated parts of the benchmark to run, as its figures begin; empty is all")
 	flag.BoolVar(&o.docker, "docker", true, "compare the benchmark api with docker")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of each comparison")
+	flag.IntVar(&o.many, "many", 2000, "live sandboxes of the benchmark density")
 	flag.DurationVar(&o.hold, "hold", 0, "how long each load goes on at least, for a profiler")
-	names := flag.String("run", "all", "comma-separated benchmarks: api, exec, files, launcher, memory, network, python, soak, streams, terminal")
+	names := flag.String("run", "all", "comma-separated benchmarks: api, density, exec, files, launcher, memory, network, python, soak, streams, terminal")
 	flag.Parse()
 	if err := o.check(); err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 type options struct {
 	bin, out, only string
 	docker         bool
-	rounds         int
+	rounds, many   int
 	hold           time.Duration
 }
 
