@@ -12,16 +12,17 @@ import (
 )
 
 const (
-	denseCreates = 100 // measured one by one
-	denseWarm    = 64  // made and removed before: caches, pools
-	denseEnders  = 16  // deletes under way at once
+	denseCreates = 100  // measured one by one
+	denseWarm    = 64   // made and removed before: caches, pools
+	denseEnders  = 64   // deletes under way at once
+	denseKept    = "5s" // for which the platform remembers sandboxes that have ended: with their records it is not as before
 	backLimit    = 20 * time.Second
 )
 
 // benchDensity fills the node with idle sandboxes: what each costs, what a create then takes, how long the edge takes to find all
 // again, and whether their end gives everything back.
 func benchDensity(ctx context.Context, s *session, r *report) error {
-	p, err := s.startPlatform(ctx)
+	p, err := s.startPlatform(ctx, "--keep-ended", denseKept)
 	if err != nil {
 		return err
 	}

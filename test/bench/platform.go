@@ -29,8 +29,8 @@ type platform struct {
 	client   *client.Client
 }
 
-// startPlatform starts one and gives it the image.
-func (s *session) startPlatform(ctx context.Context) (*platform, error) {
+// startPlatform starts one and gives it the image. extra are more of its flags.
+func (s *session) startPlatform(ctx context.Context, extra ...string) (*platform, error) {
 	p := &platform{s: s, config: filepath.Join(s.dir, "config.json")}
 	ready, told, err := os.Pipe()
 	if err != nil {
@@ -43,8 +43,9 @@ func (s *session) startPlatform(ctx context.Context) (*platform, error) {
 	}
 	defer log.Close()
 	runDir := filepath.Join(s.runDir, "r")
-	cmd := exec.Command(filepath.Join(s.bin, "dsec"), "up", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(s.dir, "data"),
-		"--run-dir", runDir, "--pool-size", "8g", "--log-level", "warn", "--ready-fd", "3")
+	args := []string{"up", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(s.dir, "data"), "--run-dir", runDir,
+		"--pool-size", "8g", "--log-level", "warn", "--ready-fd", "3"}
+	cmd := exec.Command(filepath.Join(s.bin, "dsec"), append(args, extra...)...)
 	cmd.Env = p.env()
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{told}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is ours to handle

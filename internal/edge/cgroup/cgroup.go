@@ -18,6 +18,7 @@
 //     the node's, without which nothing of the edge and of other sandboxes could make a thread; and their memory, so that
 //     what runs out is theirs and not the host's. Besides, Open asks the kernel's OOM killer to spare this process; what it
 //     starts inherits that, and the driver takes it back from sandboxes.
+//   - A v1 memory group is not removed with its sandbox, but renamed: see spent.
 //   - Page cache of shared layers is charged to the sandbox that touched it first and keeps its dead memory cgroup alive until
 //     it is reclaimed. Emptying the group before removing it would throw away cache that others use, so it is not done.
 package cgroup
@@ -70,6 +71,7 @@ type Tree struct {
 	cpus   []int
 	turn   atomic.Uint64 // where the next CPU mask begins
 	host   v2Host        // what Open changed around v2
+	spent  spent         // memory groups of sandboxes that have ended
 	log    *slog.Logger
 }
 
@@ -105,6 +107,9 @@ func Open(ctx context.Context, o Options) (*Tree, error) {
 	if err == nil {
 		err = t.limitAll()
 	}
+	if err == nil && l.mode != V2 {
+		err = t.spent.open(ctx, t.v1["memory"], t.log)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open the control groups of %s: %w", o.Name, err)
 	}
@@ -123,6 +128,9 @@ func (t *Tree) openHybrid() error {
 	t.v2 = filepath.Join(t.layout.v2, t.name)
 	return mkdir(t.v2)
 }
+
+// Waiting is how many groups of sandboxes that have ended wait to be removed.
+func (t *Tree) Waiting() int { return t.spent.waiting() }
 
 // Mode says where the limits are.
 func (t *Tree) Mode() Mode { return t.layout.mode }
@@ -199,6 +207,9 @@ func (t *Tree) removeV2(ctx context.Context, id sandbox.ID) error {
 }
 
 func (t *Tree) removeV1(ctx context.Context, dir string) error {
+	if kept, err := t.retire(dir); kept || err != nil {
+		return err
+	}
 	return retry(ctx, func() (bool, error) {
 		err := removeTree(dir)
 		if !linux.IsBusy(err) {
@@ -206,6 +217,31 @@ func (t *Tree) removeV1(ctx context.Context, dir string) error {
 		}
 		return false, t.killStrays(dir)
 	})
+}
+
+// retire keeps an empty memory group for another use, or until it is removed when that disturbs nobody. The kernel's count of
+// kills stays with a group, so where there were any it is not used again.
+func (t *Tree) retire(dir string) (bool, error) {
+	if t.spent.base == "" || filepath.Dir(dir) != t.spent.base {
+		return false, nil
+	}
+	pids, err := readPids(filepath.Join(dir, "cgroup.procs"))
+	if linux.IsGone(err) {
+		return true, nil
+	}
+	if err != nil || len(pids) > 0 {
+		return false, err
+	}
+	again := strings.HasSuffix(dir, aetherSuffix)
+	if again {
+		kills, err := flatValue(filepath.Join(dir, "memory.oom_control"), "oom_kill")
+		again = err == nil && kills == 0
+	}
+	kept, err := t.spent.put(dir, again)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return kept, err
 }
 
 // killStrays kills the processes that are in a v1 group and its children but in no v2 group of the sandbox.
@@ -320,6 +356,9 @@ func (t *Tree) bases() []string {
 // Close removes every group, killing what is in them, and the directories themselves.
 func (t *Tree) Close(ctx context.Context) error {
 	if _, err := t.Sweep(ctx, nil); err != nil {
+		return err
+	}
+	if err := t.spent.close(ctx); err != nil {
 		return err
 	}
 	for _, base := range t.bases() {

@@ -35,7 +35,10 @@ const groupsAhead = 256
 type plan struct {
 	groups  []group
 	cgroups driver.Cgroups
+	spent   *spent // has groups that will do as the one of aether's memory, whose settings are always the same
 }
+
+const aetherSuffix = ".aether"
 
 type group struct {
 	dir      string
@@ -46,6 +49,13 @@ type setting struct{ file, value string }
 
 func (p plan) make() error {
 	for _, g := range p.groups {
+		if p.spent != nil && g.dir == p.cgroups.V1Aether["memory"] {
+			if taken, err := p.spent.take(g.dir); taken {
+				continue
+			} else if err != nil {
+				return err
+			}
+		}
 		if err := os.Mkdir(g.dir, 0o755); err != nil {
 			return err
 		}
@@ -102,7 +112,7 @@ func (t *Tree) planHybrid(id sandbox.ID, l sandbox.Limits) plan {
 	cg := driver.Cgroups{
 		V2Aether: filepath.Join(v2, "aether"),
 		V2User:   filepath.Join(v2, "user"),
-		V1Aether: map[string]string{"memory": memory + ".aether", "cpu": filepath.Join(cpu, "aether"), "pids": pids + ".aether"},
+		V1Aether: map[string]string{"memory": memory + aetherSuffix, "cpu": filepath.Join(cpu, "aether"), "pids": pids + aetherSuffix},
 		V1User:   map[string]string{"memory": memory + ".user", "cpu": filepath.Join(cpu, "user"), "pids": pids},
 	}
 	var quota []setting
@@ -123,6 +133,7 @@ func (t *Tree) planHybrid(id sandbox.ID, l sandbox.Limits) plan {
 			{cg.V1User["pids"], []setting{{"pids.max", decimal(l.PIDs + 1)}}},
 		},
 		cgroups: cg,
+		spent:   &t.spent,
 	}
 }
 
@@ -142,7 +153,7 @@ func (t *Tree) v1Dirs(id sandbox.ID) []string {
 		return nil
 	}
 	memory, pids := filepath.Join(t.v1["memory"], string(id)), filepath.Join(t.v1["pids"], string(id))
-	return []string{memory + ".user", memory + ".aether", memory + ".trusted", pids + ".trusted", filepath.Join(t.v1["cpu"], string(id)), pids, pids + ".aether"}
+	return []string{memory + ".user", memory + aetherSuffix, memory + ".trusted", pids + ".trusted", filepath.Join(t.v1["cpu"], string(id)), pids, pids + aetherSuffix}
 }
 
 // quota is the CPU time per period in µs, or 0 for none: where a sandbox may use the whole node a weight is enough, and setting

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,7 +21,8 @@ import (
 const (
 	idsPerRange = 1 << 16
 	noSlot      = -1
-	readyRanges = 16 // user namespaces that are kept ready ahead
+	readyRanges = 16  // user namespaces that are kept ready ahead
+	mostRanges  = 128 // that are kept when their sandboxes have ended: each costs the kernel memory, and every look at the mounts time
 
 	defaultIDBase   = 0x10000000
 	defaultCapacity = 16384
@@ -177,6 +179,9 @@ func (r *idRanges) release(slot int, id sandbox.ID) {
 	}
 	delete(r.lent, slot)
 	r.ready = append(r.ready, slot)
+	if len(r.ready) > mostRanges {
+		r.askFill()
+	}
 }
 
 func (r *idRanges) askFill() {
@@ -195,6 +200,8 @@ func (r *idRanges) fillLoop(ctx context.Context) {
 		case <-r.fill:
 		}
 		for ctx.Err() == nil && r.makeOneAhead(ctx) {
+		}
+		for ctx.Err() == nil && r.removeSurplus(ctx) {
 		}
 	}
 }
@@ -222,6 +229,25 @@ func (r *idRanges) makeOneAhead(ctx context.Context) bool {
 	delete(r.making, slot)
 	r.ready = append(r.ready, slot)
 	return true
+}
+
+// removeSurplus removes one of too many ready namespaces. Its number is given again.
+func (r *idRanges) removeSurplus(ctx context.Context) bool {
+	r.mu.Lock()
+	if len(r.ready) <= mostRanges {
+		r.mu.Unlock()
+		return false
+	}
+	slot := r.ready[0] // the one that was not used for longest
+	r.ready = slices.Delete(r.ready, 0, 1)
+	r.making[slot] = true
+	r.mu.Unlock()
+	err := errors.Join(linux.UnmountPath(r.path(slot), true), os.Remove(r.path(slot)))
+	r.forget(slot)
+	if err != nil {
+		r.log.WarnContext(ctx, "a user namespace that is not needed cannot be removed", "slot", slot, "error", err)
+	}
+	return err == nil
 }
 
 // make makes the namespace of a range and binds it.
