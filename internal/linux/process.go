@@ -7,7 +7,6 @@ import (
 	"os"
 	"strconv"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -30,15 +29,7 @@ type Spawn struct {
 
 // Start starts it with an empty environment, and returns its process id. The caller reaps it.
 func (s Spawn) Start() (int, error) {
-	files := make([]uintptr, len(s.Files))
-	for i, fd := range s.Files {
-		files[i] = uintptr(fd)
-	}
-	attr := &syscall.ProcAttr{Env: []string{}, Files: files, Sys: &syscall.SysProcAttr{}}
-	if s.Cgroup >= 0 {
-		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, s.Cgroup
-	}
-	pid, err := syscall.ForkExec(s.Path, s.Args, attr)
+	pid, err := theSpawner.forkExec(s.Path, s.Args, s.Files, s.Cgroup)
 	if err != nil {
 		return 0, fmt.Errorf("start %s: %w", s.Path, err)
 	}

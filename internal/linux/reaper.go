@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,9 +47,27 @@ func AdoptOrphans(mine func(pid int) bool) (stop func(), err error) {
 	}, nil
 }
 
-// reapOrphans reaps all that have ended and are nobody's. One that is somebody's hides those behind it, so it looks
-// through the list of children instead of asking for any.
+// reapOrphans reaps all that have ended and are nobody's. It asks the kernel for any, since there may be thousands of children.
+// One that is somebody's hides those behind it: then it looks through their list.
 func reapOrphans(mine func(pid int) bool) {
+	for {
+		var info siginfoChild
+		err := retryEINTR(func() error {
+			return unix.Waitid(unix.P_ALL, 0, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		})
+		if err != nil || info.pid == 0 {
+			return
+		}
+		if mine(int(info.pid)) {
+			break
+		}
+		unix.Wait4(int(info.pid), nil, unix.WNOHANG, nil)
+	}
+	reapListed(mine)
+}
+
+// reapListed tries each child.
+func reapListed(mine func(pid int) bool) {
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return

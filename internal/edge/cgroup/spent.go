@@ -21,7 +21,8 @@ import (
 const (
 	readyGroups = 64              // of aether, kept for use
 	maxSpent    = 4096            // that wait; from then on who ends a sandbox waits for the removal
-	spentAge    = time.Second     // for which they wait at least
+	spentAge    = time.Second     // for which nothing ended before they are removed,
+	spentMost   = 15 * spentAge   // unless they have waited for so long
 	spentPrefix = "spent."        // names of groups that belong to nobody
 	closeSlack  = 2 * time.Second // of the goroutine that removes them, at the end
 )
@@ -40,6 +41,7 @@ type spent struct {
 	next   int
 	ready  []string // for aether
 	queue  []spentGroup
+	last   time.Time // when something was queued
 	closed bool
 	wake   chan struct{}
 	done   chan struct{}
@@ -115,7 +117,8 @@ func (s *spent) put(dir string, again bool) (bool, error) {
 		s.ready = append(s.ready, to)
 		return true, nil
 	}
-	s.queue = append(s.queue, spentGroup{to, time.Now()})
+	s.last = time.Now()
+	s.queue = append(s.queue, spentGroup{to, s.last})
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -127,7 +130,7 @@ func (s *spent) put(dir string, again bool) (bool, error) {
 func (s *spent) work(ctx context.Context) {
 	defer close(s.done)
 	for {
-		g, ok := s.first()
+		g, due, ok := s.first()
 		if !ok {
 			select {
 			case <-s.wake:
@@ -136,8 +139,11 @@ func (s *spent) work(ctx context.Context) {
 				return
 			}
 		}
-		if !pause(ctx, time.Until(g.since.Add(spentAge))) {
-			return
+		if d := time.Until(due); d > 0 {
+			if !pause(ctx, min(d, spentAge)) {
+				return
+			}
+			continue
 		}
 		start := time.Now()
 		err := removeTree(g.dir)
@@ -153,13 +159,21 @@ func (s *spent) work(ctx context.Context) {
 	}
 }
 
-func (s *spent) first() (spentGroup, bool) {
+// first is what is removed next, and when.
+func (s *spent) first() (g spentGroup, due time.Time, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.queue) == 0 {
-		return spentGroup{}, false
+		return g, due, false
 	}
-	return s.queue[0], true
+	g, due = s.queue[0], s.last.Add(spentAge)
+	if latest := g.since.Add(spentMost); latest.Before(due) {
+		due = latest
+	}
+	if len(s.queue) > maxSpent/2 {
+		due = time.Time{}
+	}
+	return g, due, true
 }
 
 // removed drops the first; one that failed comes again after all others.
