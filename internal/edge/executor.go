@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -293,7 +294,9 @@ type keeper interface {
 // forget drops a terminal record and the output that was kept with it. Its files are removed later: there may be many, and
 // the one goroutine that waits for times is among those who call this.
 func (e *Edge) forget(in *instance) {
-	e.index.remove(in)
+	if e.index.remove(in) {
+		defer e.later(debug.FreeOSMemory) // what thousands needed would stay with this process for minutes
+	}
 	e.index.prune()
 	in.mu.Lock()
 	journaled, g := in.journaled, in.guest

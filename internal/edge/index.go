@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -16,8 +17,12 @@ type index struct {
 	epochs      map[string]int64 // project -> the newest epoch of its owner that was seen
 	terminal    []*instance      // oldest first; those that were forgotten since are skipped
 	maxTerminal int
+	most        int  // instances that there were at a time
 	closed      bool // nothing is added any more
 }
+
+// manyInstances are so many that it matters what is kept of them.
+const manyInstances = 256
 
 type keyRef struct{ project, key string }
 
@@ -87,22 +92,28 @@ func (x *index) add(in *instance) (found *instance, err error) {
 // enterLocked enters an instance without question.
 func (x *index) enterLocked(in *instance) {
 	x.byID[in.id] = in
+	x.most = max(x.most, len(x.byID))
 	if in.intent.Key != "" {
 		x.byKey[keyRef{in.intent.Project, in.intent.Key}] = in
 	}
 	x.epochs[in.intent.Project] = max(x.epochs[in.intent.Project], in.intent.OwnerEpoch)
 }
 
-// remove drops in and its key, if the key is still its.
-func (x *index) remove(in *instance) {
+// remove drops in and its key, if the key is still its. drained: there were many, and hardly one is left.
+func (x *index) remove(in *instance) (drained bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.byID[in.id] == in {
 		delete(x.byID, in.id)
 	}
+	if drained = x.most >= manyInstances && len(x.byID) <= x.most/16; drained {
+		x.most = len(x.byID)
+		x.byID, x.byKey = maps.Collect(maps.All(x.byID)), maps.Collect(maps.All(x.byKey)) // a map never shrinks by itself
+	}
 	if ref := (keyRef{in.intent.Project, in.intent.Key}); x.byKey[ref] == in {
 		delete(x.byKey, ref)
 	}
+	return drained
 }
 
 // ended queues a terminal instance and returns those that are too many, the oldest.

@@ -20,7 +20,7 @@ import (
 // sandboxes, and of others that ended with it, are gone. v2 groups cannot be renamed: on a host with them alone nothing waits.
 const (
 	readyGroups = 64              // of aether, kept for use
-	maxSpent    = 4096            // that wait; from then on who ends a sandbox waits for the removal
+	maxSpent    = 16384           // that wait; from then on who ends a sandbox waits for the removal
 	spentAge    = time.Second     // for which nothing ended before they are removed,
 	spentMost   = 15 * spentAge   // unless they have waited for so long
 	spentPrefix = "spent."        // names of groups that belong to nobody

@@ -136,7 +136,7 @@ func TestSlotHasLoopbackPortsAndNothingElse(t *testing.T) {
 			t.Errorf("interfaces: %+v, want lo alone and up", links)
 		}
 		for path, want := range sysctls {
-			b, err := os.ReadFile(path)
+			b, err := os.ReadFile(filepath.Join("/proc/sys", path))
 			if err != nil {
 				return err
 			}

@@ -3,7 +3,6 @@ package network
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,8 +15,8 @@ import (
 
 // sysctls of every slot: ports below 1024 and ping work without a capability that would allow more.
 var sysctls = map[string]string{
-	"/proc/sys/net/ipv4/ip_unprivileged_port_start": "0",
-	"/proc/sys/net/ipv4/ping_group_range":           "0 2147483647",
+	"net/ipv4/ip_unprivileged_port_start": "0",
+	"net/ipv4/ping_group_range":           "0 2147483647",
 }
 
 // setUp makes the calling thread's fresh network namespace a slot.
@@ -25,12 +24,7 @@ func setUp() error {
 	if err := linux.LinkUp("lo"); err != nil {
 		return err
 	}
-	for path, value := range sysctls {
-		if err := os.WriteFile(path, []byte(value), 0); err != nil {
-			return fmt.Errorf("set %s: %w", path, err)
-		}
-	}
-	return writeSysctls(quietIPv6)
+	return writeSysctls(sysctls, quietIPv6)
 }
 
 // make makes a slot under a number that was never used in this run.

@@ -56,9 +56,15 @@ var quietIPv6 = map[string]string{
 }
 
 func writeSysctls(all ...map[string]string) error {
+	proc, err := linux.PrivateProc()
+	if err != nil {
+		return err
+	}
+	defer linux.Close(proc)
+	dir := fmt.Sprintf("/proc/self/fd/%d/sys", proc)
 	for _, m := range all {
 		for name, value := range m {
-			err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
+			err := os.WriteFile(filepath.Join(dir, name), []byte(value), 0)
 			if err != nil && !(strings.HasPrefix(name, "net/ipv6/") && errors.Is(err, fs.ErrNotExist)) {
 				return fmt.Errorf("set %s: %w", name, err)
 			}

@@ -25,8 +25,8 @@ type helper struct {
 
 const helperDeadline = 10 * time.Second
 
-// helper starts stage in a mode and waits until it is ready.
-func (s *stageRunner) helper(ctx context.Context, mode, arg string) (*helper, error) {
+// helper starts stage in a mode, with more descriptors where the mode needs them, and waits until it is ready.
+func (s *stageRunner) helper(ctx context.Context, mode, arg string, more ...int) (*helper, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func (s *stageRunner) helper(ctx context.Context, mode, arg string) (*helper, er
 		return nil, err
 	}
 	pid, err := linux.Spawn{
-		Path: s.bin, Args: []string{"stage", mode, arg}, Files: []int{s.null, s.null, s.null, remote}, Cgroup: -1,
+		Path: s.bin, Args: []string{"stage", mode, arg}, Files: append([]int{s.null, s.null, s.null, remote}, more...), Cgroup: -1,
 	}.Start()
 	linux.Close(remote)
 	if err != nil {

@@ -253,7 +253,12 @@ func (r *idRanges) removeSurplus(ctx context.Context) bool {
 // make makes the namespace of a range and binds it.
 func (r *idRanges) make(ctx context.Context, slot int) error {
 	base := r.first(slot)
-	h, err := r.stage.helper(ctx, "users", strconv.FormatUint(uint64(base), 10))
+	proc, err := linux.PrivateProc()
+	if err != nil {
+		return err
+	}
+	h, err := r.stage.helper(ctx, "users", strconv.FormatUint(uint64(base), 10), proc)
+	linux.Close(proc)
 	if err != nil {
 		return fmt.Errorf("make user namespace: %w", err)
 	}
