@@ -165,7 +165,7 @@ func (c *Control) refresh() {
 	for i, o := range all {
 		s := o.Status
 		nodes[i] = placement.Edge{
-			Code: o.Edge, Healthy: o.Healthy, Accepting: s.GetAccepting(), Refusing: s.GetRefusingReason(), Backends: s.GetBackends(),
+			Code: o.Edge, Healthy: o.Healthy, Accepting: s.GetAccepting(), Braking: s.GetBraking(), Refusing: s.GetRefusingReason(), Backends: s.GetBackends(),
 			Sandboxes: s.GetSandboxes(), Capacity: s.GetCapacity(), MemoryBytes: s.GetMemoryBytes(), MemoryAvailable: s.GetMemoryAvailableBytes(),
 			CPUs: s.GetCpus(), CPUBusy: s.GetCpuBusy(),
 		}

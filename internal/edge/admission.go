@@ -35,6 +35,9 @@ const (
 	mountsCalm = 0.75
 )
 
+// warnCalm is by how much less must be in use before a warning is taken back.
+const warnCalm = 0.05
+
 // measureEvery is how old a measurement may be.
 const measureEvery = 200 * time.Millisecond
 
@@ -56,13 +59,16 @@ type admission struct {
 	sampled   time.Time
 	err       error // of the measurement
 	warned    bool
-	crowded   string // that the mounts come near their limit; "" if they do not
+	brake     brake
+	passed    time.Time       // when a create was let pass the brake
+	full      map[string]bool // resources of which so much is used that the status warns
+	crowded   string          // that the mounts come near their limit; "" if they do not
 }
 
 func newAdmission(l Admission, h Host, u Uppers, log *slog.Logger) *admission {
 	setDefault(&l.MaxSandboxes, 2000)
 	setDefault(&l.WarnAt, 0.9)
-	return &admission{limits: l, host: h, uppers: u, log: log, byProject: make(map[string]int64)}
+	return &admission{limits: l, host: h, uppers: u, log: log, byProject: make(map[string]int64), full: make(map[string]bool)}
 }
 
 // measureLocked refreshes what is measured if it is old.
@@ -74,6 +80,7 @@ func (a *admission) measureLocked() {
 		}
 		a.sampled, a.since = now, 0
 		a.watchMountsLocked()
+		a.watchPressureLocked()
 	}
 }
 
@@ -91,6 +98,55 @@ func (a *admission) watchMountsLocked() {
 	}
 }
 
+// watchPressureLocked logs when the brake is put on and released.
+func (a *admission) watchPressureLocked() {
+	was := a.brake
+	if a.brake.sample(a.sample); a.brake != was {
+		p := a.sample.Pressure
+		a.log.Warn("pressure on this node changed what creates meet", "short", a.brake.why, "refuses", a.brake.refuses, "cpu", p.CPU, "memory", p.Memory, "io", p.IO)
+	}
+}
+
+// A room is how much there is of one thing.
+type room struct {
+	what                          string
+	free, need, reserve, capacity int64
+}
+
+// roomsLocked is what is bounded by measurement.
+func (a *admission) roomsLocked() []room {
+	s := a.sample
+	return []room{
+		{"memory_bytes", s.MemoryAvailable, expectMemory, orDefault(a.limits.MemoryReserve, max(s.MemoryTotal/20, 256<<20)), s.MemoryTotal},
+		{"disk_bytes", a.diskFree, expectDisk, orDefault(a.limits.DiskReserve, a.diskTotal/50), a.diskTotal},
+		{"tasks", s.TasksMax - s.Tasks, expectTasks, orDefault(a.limits.TaskReserve, s.TasksMax/50), s.TasksMax},
+		{"files", s.FilesMax - s.Files, expectFiles, orDefault(a.limits.FileReserve, s.FilesMax/20), s.FilesMax},
+		{"mounts", s.MountsMax - s.Mounts, expectMounts, orDefault(a.limits.MountReserve, s.MountsMax/20), s.MountsMax},
+	}
+}
+
+// warningsLocked tells what comes near the end of its room before creates are refused, and what holds them back.
+func (a *admission) warningsLocked() []string {
+	var out []string
+	warn := func(what string, used, most int64) {
+		limit := a.limits.WarnAt
+		if a.full[what] { // it stays said until it is clearly less
+			limit -= warnCalm
+		}
+		if a.full[what] = most > 0 && float64(used) >= limit*float64(most); a.full[what] {
+			out = append(out, fmt.Sprintf("%s: %d of %d that creates may use are in use", what, used, most))
+		}
+	}
+	warn("sandboxes", a.sandboxes, a.limits.MaxSandboxes)
+	for _, r := range a.roomsLocked() {
+		warn(r.what, r.capacity-r.free, r.capacity-r.reserve)
+	}
+	if w := a.brake.warning(); w != "" {
+		out = append(out, w)
+	}
+	return out
+}
+
 // full is the error that says what is short, or nil.
 func (a *admission) fullLocked() *sandbox.Error {
 	a.measureLocked()
@@ -100,20 +156,13 @@ func (a *admission) fullLocked() *sandbox.Error {
 	if a.sandboxes >= a.limits.MaxSandboxes {
 		return short("sandboxes", a.limits.MaxSandboxes-a.sandboxes, 1, a.limits.MaxSandboxes)
 	}
-	s := a.sample
-	for _, r := range []struct {
-		what                          string
-		free, need, reserve, capacity int64
-	}{
-		{"memory_bytes", s.MemoryAvailable, expectMemory, orDefault(a.limits.MemoryReserve, max(s.MemoryTotal/20, 256<<20)), s.MemoryTotal},
-		{"disk_bytes", a.diskFree, expectDisk, orDefault(a.limits.DiskReserve, a.diskTotal/50), a.diskTotal},
-		{"tasks", s.TasksMax - s.Tasks, expectTasks, orDefault(a.limits.TaskReserve, s.TasksMax/50), s.TasksMax},
-		{"files", s.FilesMax - s.Files, expectFiles, orDefault(a.limits.FileReserve, s.FilesMax/20), s.FilesMax},
-		{"mounts", s.MountsMax - s.Mounts, expectMounts, orDefault(a.limits.MountReserve, s.MountsMax/20), s.MountsMax},
-	} {
+	for _, r := range a.roomsLocked() {
 		if r.free-r.reserve < r.need*(a.since+1) {
 			return short(r.what, r.free, r.reserve+r.need*(a.since+1), r.capacity)
 		}
+	}
+	if err := a.brake.refusal(); err != nil {
+		return err
 	}
 	return nil
 }
@@ -134,7 +183,8 @@ func short(what string, free, needed, capacity int64) *sandbox.Error {
 
 // refusedByAdmission reports whether a create failed before anything was made, so that another node may take it.
 func refusedByAdmission(err error) bool {
-	return err != nil && sandbox.ReasonOf(err) == reasonFull
+	reason := sandbox.ReasonOf(err)
+	return err != nil && (reason == reasonFull || reason == reasonPressure)
 }
 
 // reserve takes room for in, or says what is short.
@@ -192,7 +242,7 @@ func (e *Edge) release(in *instance) {
 	if a.byProject[in.intent.Project]--; a.byProject[in.intent.Project] == 0 {
 		delete(a.byProject, in.intent.Project)
 	}
-	if float64(a.sandboxes) < (a.limits.WarnAt-0.05)*float64(a.limits.MaxSandboxes) {
+	if float64(a.sandboxes) < (a.limits.WarnAt-warnCalm)*float64(a.limits.MaxSandboxes) {
 		a.warned = false
 	}
 }

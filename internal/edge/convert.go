@@ -254,12 +254,17 @@ func (e *Edge) statusOf(_ context.Context) *edgev1.Status {
 		MemoryBytes: a.sample.MemoryTotal, MemoryAvailableBytes: a.sample.MemoryAvailable, DiskBytes: a.diskTotal, DiskAvailableBytes: a.diskFree,
 		Cpus: a.sample.CPUs, Load1: a.sample.Load1, CpuBusy: a.sample.CPUBusy,
 		SandboxesByProject: make(map[string]int64, len(a.byProject)),
+		Warnings:           a.warningsLocked(), Braking: a.brake.why != "",
+		CpuPressure: a.sample.Pressure.CPU, MemoryPressure: a.sample.Pressure.Memory, IoPressure: a.sample.Pressure.IO,
 	}
 	for p, n := range a.byProject {
 		st.SandboxesByProject[p] = n
 	}
 	crowded := a.crowded
 	a.mu.Unlock()
+	if w, ok := e.o.Cgroups.(interface{ Waiting() int }); ok {
+		st.Removing = int64(w.Waiting())
+	}
 	st.Creating = e.creating.Load()
 	st.Accepting = full == nil && e.phase.Load() == phaseServing
 	switch {

@@ -160,6 +160,9 @@ func (e *Edge) setupSteps(ctx context.Context, in *instance) error {
 	if err := e.awaitNames(ctx, in, in.intent.Network, nil); err != nil { // others need not wait for name servers
 		return err
 	}
+	if err := e.awaitPressure(ctx); err != nil {
+		return err
+	}
 	select {
 	case e.setups <- struct{}{}:
 	case <-ctx.Done():

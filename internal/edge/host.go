@@ -27,7 +27,7 @@ type procHost struct {
 // countEvery is how old a count of the mounts may be: it costs 0.1 ms for each thousand.
 const countEvery = 5 * time.Second
 
-// Sample reads five small files: about 50 µs.
+// Sample reads eight small files: about 80 µs.
 func (h *procHost) Sample() (HostSample, error) {
 	var s HostSample
 	mem, err := os.ReadFile("/proc/meminfo")
@@ -57,6 +57,7 @@ func (h *procHost) Sample() (HostSample, error) {
 	}
 	s.CPUs = float64(cpus)
 	s.CPUBusy = h.share(busy, idle)
+	s.Pressure = readPressure()
 	if s.Files, s.FilesMax, err = linux.OpenFiles(); err != nil {
 		return s, err
 	}
@@ -91,6 +92,30 @@ func (h *procHost) share(busy, idle uint64) float64 {
 	}
 	h.busy, h.idle = busy, idle
 	return h.lastBusy
+}
+
+// readPressure reads what the kernel tells of it; some kernels tell nothing, and then nothing is braked.
+func readPressure() Pressure {
+	var p Pressure
+	for name, to := range map[string]*float64{"cpu": &p.CPU, "memory": &p.Memory, "io": &p.IO} {
+		if b, err := os.ReadFile("/proc/pressure/" + name); err == nil {
+			*to = parsePressure(string(b))
+		}
+	}
+	return p
+}
+
+// parsePressure reads "some avg10=0.14 avg60=0.03 avg300=0.00 total=190452597".
+func parsePressure(s string) float64 {
+	for line := range strings.Lines(s) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "some" {
+			v, err := strconv.ParseFloat(strings.TrimPrefix(f[1], "avg10="), 64)
+			if err == nil && v >= 0 && v <= 100 {
+				return v
+			}
+		}
+	}
+	return 0
 }
 
 func parseMeminfo(b []byte) (total, available int64, err error) {

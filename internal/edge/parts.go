@@ -170,7 +170,8 @@ type HostSample struct {
 	Mounts, MountsMax            int64 // of this process's mount namespace; each sandbox has one of its own
 	CPUs                         float64
 	Load1                        float64
-	CPUBusy                      float64 // share of all CPUs since the last sample, 0..1
+	CPUBusy                      float64  // share of all CPUs since the last sample, 0..1
+	Pressure                     Pressure // all 0 where the kernel does not tell
 }
 
 // A Host measures the machine.

@@ -853,6 +853,12 @@ type Status struct {
 	RefusingReason       string                 `protobuf:"bytes,16,opt,name=refusing_reason,json=refusingReason,proto3" json:"refusing_reason,omitempty"`
 	Backends             []string               `protobuf:"bytes,17,rep,name=backends,proto3" json:"backends,omitempty"`
 	SandboxesByProject   map[string]int64       `protobuf:"bytes,18,rep,name=sandboxes_by_project,json=sandboxesByProject,proto3" json:"sandboxes_by_project,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Warnings             []string               `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`                            // what comes near its end, or holds creates back
+	Braking              bool                   `protobuf:"varint,20,opt,name=braking,proto3" json:"braking,omitempty"`                             // creates are held back: other nodes are better
+	CpuPressure          float64                `protobuf:"fixed64,21,opt,name=cpu_pressure,json=cpuPressure,proto3" json:"cpu_pressure,omitempty"` // percent of the last 10 s in which something waited for it
+	MemoryPressure       float64                `protobuf:"fixed64,22,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
+	IoPressure           float64                `protobuf:"fixed64,23,opt,name=io_pressure,json=ioPressure,proto3" json:"io_pressure,omitempty"`
+	Removing             int64                  `protobuf:"varint,24,opt,name=removing,proto3" json:"removing,omitempty"` // control groups of sandboxes that have ended, not removed yet
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -1013,6 +1019,48 @@ func (x *Status) GetSandboxesByProject() map[string]int64 {
 	return nil
 }
 
+func (x *Status) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+func (x *Status) GetBraking() bool {
+	if x != nil {
+		return x.Braking
+	}
+	return false
+}
+
+func (x *Status) GetCpuPressure() float64 {
+	if x != nil {
+		return x.CpuPressure
+	}
+	return 0
+}
+
+func (x *Status) GetMemoryPressure() float64 {
+	if x != nil {
+		return x.MemoryPressure
+	}
+	return 0
+}
+
+func (x *Status) GetIoPressure() float64 {
+	if x != nil {
+		return x.IoPressure
+	}
+	return 0
+}
+
+func (x *Status) GetRemoving() int64 {
+	if x != nil {
+		return x.Removing
+	}
+	return 0
+}
+
 var File_edge_v1_edge_proto protoreflect.FileDescriptor
 
 const file_edge_v1_edge_proto_rawDesc = "" +
@@ -1086,7 +1134,7 @@ const file_edge_v1_edge_proto_rawDesc = "" +
 	"\x04wait\x18\x02 \x01(\bR\x04wait\x12\x1f\n" +
 	"\vreason_code\x18\x03 \x01(\tR\n" +
 	"reasonCode\"\x12\n" +
-	"\x10GetStatusRequest\"\xc5\x05\n" +
+	"\x10GetStatusRequest\"\x84\a\n" +
 	"\x06Status\x12\x12\n" +
 	"\x04edge\x18\x01 \x01(\tR\x04edge\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12*\n" +
@@ -1107,7 +1155,14 @@ const file_edge_v1_edge_proto_rawDesc = "" +
 	"\taccepting\x18\x0f \x01(\bR\taccepting\x12'\n" +
 	"\x0frefusing_reason\x18\x10 \x01(\tR\x0erefusingReason\x12\x1a\n" +
 	"\bbackends\x18\x11 \x03(\tR\bbackends\x12Y\n" +
-	"\x14sandboxes_by_project\x18\x12 \x03(\v2'.edge.v1.Status.SandboxesByProjectEntryR\x12sandboxesByProject\x1aE\n" +
+	"\x14sandboxes_by_project\x18\x12 \x03(\v2'.edge.v1.Status.SandboxesByProjectEntryR\x12sandboxesByProject\x12\x1a\n" +
+	"\bwarnings\x18\x13 \x03(\tR\bwarnings\x12\x18\n" +
+	"\abraking\x18\x14 \x01(\bR\abraking\x12!\n" +
+	"\fcpu_pressure\x18\x15 \x01(\x01R\vcpuPressure\x12'\n" +
+	"\x0fmemory_pressure\x18\x16 \x01(\x01R\x0ememoryPressure\x12\x1f\n" +
+	"\vio_pressure\x18\x17 \x01(\x01R\n" +
+	"ioPressure\x12\x1a\n" +
+	"\bremoving\x18\x18 \x01(\x03R\bremoving\x1aE\n" +
 	"\x17SandboxesByProjectEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x012\xe4\r\n" +

@@ -23,6 +23,7 @@ const K = 2
 // Costs of a placement that no status shows yet, where nothing better is known.
 const (
 	startingCPU    = 0.01     // cores
+	braking        = 1        // more load than any that is measured
 	startingMemory = 16 << 20 // bytes; the limit of a sandbox says what it may use, not what it does
 )
 
@@ -32,6 +33,7 @@ type Edge struct {
 	Healthy   bool
 	Accepting bool
 	Refusing  string // why it does not accept
+	Braking   bool   // it holds creates back: any other is better
 	Backends  []string
 
 	Sandboxes       int64
@@ -94,6 +96,9 @@ func Load(e Edge, pending int) float64 {
 	}
 	if e.CPUs > 0 {
 		load = max(load, e.CPUBusy+n*startingCPU/e.CPUs)
+	}
+	if e.Braking {
+		load += braking
 	}
 	return load
 }
