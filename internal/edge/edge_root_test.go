@@ -34,6 +34,7 @@ import (
 	"dsec/internal/edge/policy"
 	"dsec/internal/edge/upper"
 	"dsec/internal/grant"
+	"dsec/internal/linux"
 	"dsec/internal/linux/hoststate"
 	"dsec/sandbox"
 )
@@ -86,6 +87,9 @@ func newRealHost(t testing.TB) *realHost {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root")
 	}
+	proc, err := linux.PrivateProc() // the process keeps one
+	rootMust(t, err)
+	linux.Close(proc)
 	before, err := hoststate.Snapshot()
 	rootMust(t, err)
 	r := &realHost{world: &world{TB: t, signer: grant.NewSigner(testKey)}, run: rootDir(t), data: rootDir(t), code: sandbox.NewEdgeCode()}
