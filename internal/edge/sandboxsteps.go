@@ -100,7 +100,7 @@ func teardownRootfs(ctx context.Context, m *making) error {
 
 func setupNetwork(ctx context.Context, m *making) error {
 	m.in.net.changing.Lock()
-	defer m.in.net.changing.Unlock()
+	defer m.e.endChange(m.in)
 	r := m.e.reach(m.in, m.in.intent.Network)
 	n, err := m.e.o.Networks.Acquire(ctx, m.in.id, r.policy)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -36,7 +37,8 @@ var (
 
 // netState is an instance's network rules and what was made of them.
 type netState struct {
-	changing sync.Mutex // held while they are replaced or applied; above instance.mu
+	changing sync.Mutex  // held while they are replaced or applied; above instance.mu
+	missed   atomic.Bool // names changed while it was held by another
 
 	// The rest is guarded by instance.mu.
 	network  journal.Network
@@ -152,7 +154,7 @@ func (e *Edge) replaceNetwork(ctx context.Context, in *instance, n journal.Netwo
 		return err
 	}
 	in.net.changing.Lock()
-	defer in.net.changing.Unlock()
+	defer e.endChange(in)
 	if _, err := in.live(); err != nil {
 		return err
 	}
@@ -225,10 +227,23 @@ func (e *Edge) writeHosts(ctx context.Context, in *instance, lines string) {
 	in.mu.Unlock()
 }
 
-// refreshNetwork applies what names stand for by now. It belongs to no request.
+// endChange lets the next change of rules begin, and makes up for names that changed meanwhile.
+func (e *Edge) endChange(in *instance) {
+	in.net.changing.Unlock()
+	if in.net.missed.Load() {
+		e.refreshNetwork(in)
+	}
+}
+
+// refreshNetwork applies what names stand for by now. It belongs to no request, and waits for none: where rules are being replaced,
+// which may take as long as names do, who replaces them does this afterwards.
 func (e *Edge) refreshNetwork(in *instance) {
-	in.net.changing.Lock()
-	defer in.net.changing.Unlock()
+	in.net.missed.Store(true)
+	if !in.net.changing.TryLock() {
+		return
+	}
+	defer e.endChange(in)
+	in.net.missed.Store(false)
 	in.mu.Lock()
 	n, applied, live := in.net.network, in.net.applied, in.net.acquired && in.life.state == sandbox.Ready
 	stale := in.net.written != applied.hosts
@@ -263,7 +278,7 @@ func (e *Edge) restoreNetwork(ctx context.Context, in *instance) {
 	n := in.snapshot().network
 	e.useNames(in)
 	in.net.changing.Lock()
-	defer in.net.changing.Unlock()
+	defer e.endChange(in)
 	in.mu.Lock()
 	in.net.acquired = true
 	in.net.written = "?" // nobody knows

@@ -466,3 +466,42 @@ func FuzzRulesOf(f *testing.F) {
 		}
 	})
 }
+
+// Whoever waits for names of new rules must not keep others from learning what theirs have come to stand for.
+func TestRulesThatWaitForNamesHoldUpNoOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var dns nameServers
+		dns.set("reg.example.org", "10.9.0.1")
+		w := newWorld(t, func(o *Options) {
+			dns.use(o)
+			o.Lookup = func(ctx context.Context, name string) ([]netip.Addr, error) {
+				if name == "silent.example.org" {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+				return dns.lookup(ctx, name)
+			}
+		})
+		asked := map[string]bool{"reg.example.org:443": true}
+		waits, other := w.create(rules(asked)), w.create(rules(asked))
+		time.Sleep(27 * time.Second) // before they are looked up again
+		dns.set("reg.example.org", "10.9.0.2")
+		refused := make(chan error, 1)
+		go func() {
+			_, err := w.setNetwork(waits, map[string]bool{"silent.example.org:443": true})
+			refused <- err
+		}()
+		time.Sleep(5 * time.Second)
+		if got := opens(w.host.Policy(other)); !strings.Contains(got, "10.9.0.2/32") {
+			t.Errorf("beside rules that wait: %s", got)
+		}
+		if err := <-refused; sandbox.ReasonOf(err) != "network_name_unresolved" {
+			t.Errorf("%v", err)
+		}
+		synctest.Wait()
+		if got := opens(w.host.Policy(waits)); !strings.Contains(got, "10.9.0.2/32") {
+			t.Errorf("after rules that waited in vain: %s", got)
+		}
+		w.close()
+	})
+}

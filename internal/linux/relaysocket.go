@@ -143,6 +143,29 @@ func DropPrivileges(uid int, root string, files uint64) (uint64, error) {
 	return limit.Cur, nil
 }
 
+// Unsent is how much of what was written to a connection the other end has not acknowledged, in no certain unit: 0 is nothing, as after
+// its end.
+func Unsent(conn syscall.Conn) (int, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var info *unix.TCPInfo
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		info, failed = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case failed != nil:
+		return 0, failed
+	case info.State == unix.BPF_TCP_CLOSE:
+		return 0, nil
+	}
+	return int(info.Unacked) + int(info.Notsent_bytes), nil
+}
+
 // Readable reports whether a read of fd returns at once.
 func Readable(fd uintptr) bool {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}

@@ -120,15 +120,22 @@ func loadFilter(dir string, r addressRange) (*filter, error) {
 	return &filter{dir: dir, from: o.From, to: o.To, maps: o.filterMaps}, nil
 }
 
-// isNew reports whether links of an earlier process have another version of the filter, and notes that they have this one.
-func (f *filter) isNew() (bool, error) {
-	version := filepath.Join(filepath.Dir(f.dir), "filter")
+// isNew reports whether links of an earlier process have, or may have, another version of the filter.
+func (f *filter) isNew() bool {
+	last, err := os.ReadFile(f.versionFile())
+	return err != nil || string(last) != filterVersion()
+}
+
+// noteVersion notes that all links have this one.
+func (f *filter) noteVersion() error {
+	return os.WriteFile(f.versionFile(), []byte(filterVersion()), 0o600)
+}
+
+func (f *filter) versionFile() string { return filepath.Join(filepath.Dir(f.dir), "filter") }
+
+func filterVersion() string {
 	sum := sha256.Sum256(filterObject)
-	want := hex.EncodeToString(sum[:])
-	if last, err := os.ReadFile(version); err == nil && string(last) == want {
-		return false, nil
-	}
-	return true, os.WriteFile(version, []byte(want), 0o600)
+	return hex.EncodeToString(sum[:])
 }
 
 func (f *filter) close() {
@@ -210,7 +217,7 @@ func (f *filter) written() (four []filterKey4, six []filterKey6, err error) {
 	return four, six, errors.Join(i.Err(), j.Err())
 }
 
-// lastPolicy is the highest number of a policy that was ever written and is still there, or was activated.
+// lastPolicy is the highest number of a policy that is written. One that a link has is.
 func (f *filter) lastPolicy() (last uint32, err error) {
 	four, six, err := f.written()
 	for _, k := range four {

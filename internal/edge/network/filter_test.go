@@ -104,3 +104,22 @@ func TestNumbersAreUsedAgainLate(t *testing.T) {
 		t.Errorf("of none that is left: %v", err)
 	}
 }
+
+func TestNumbersThatAnEarlierProcessUsedAreUsedAgain(t *testing.T) {
+	var n numbers
+	n.adopt(map[uint32]bool{maxLinks - 1: true, firstLink + 1: true})
+	seen := make(map[uint32]bool)
+	for {
+		got, err := n.get()
+		if err != nil {
+			break
+		}
+		if seen[got] || got < firstLink || got >= maxLinks || got == firstLink+1 || got == maxLinks-1 {
+			t.Fatalf("number %d is in use", got)
+		}
+		seen[got] = true
+	}
+	if want := maxLinks - firstLink - 2; len(seen) != want {
+		t.Errorf("%d numbers are free after a restart, not %d", len(seen), want)
+	}
+}

@@ -253,15 +253,22 @@ func (s *Slots) adoptLinks(mounted map[string]bool) (linked map[int]bool, err er
 		owners[x.n] = x
 	}
 	linked = make(map[int]bool)
-	renew, err := r.filter.isNew()
-	if err != nil {
-		return nil, err
-	}
+	renew := r.filter.isNew()
 	for _, e := range entries {
 		if err := s.adoptLink(e.Name(), owners, linked, renew); err != nil {
 			return nil, err
 		}
 	}
+	if err := r.filter.noteVersion(); err != nil {
+		return nil, err
+	}
+	used := make(map[uint32]bool)
+	for _, x := range s.owned {
+		if x.link != 0 {
+			used[x.link] = true
+		}
+	}
+	r.numbers.adopt(used)
 	if err := r.filter.eraseOthers(func(policy uint32) bool { return r.policies.byID[policy] != nil }); err != nil {
 		return nil, err
 	}
@@ -280,7 +287,6 @@ func (s *Slots) adoptLink(name string, owners map[int]*slot, linked map[int]bool
 		return os.Remove(path)
 	}
 	link := uint32(number)
-	r.numbers.next = max(r.numbers.next, link+1)
 	x := owners[n]
 	if x == nil || half {
 		linked[n] = x == nil
@@ -292,11 +298,9 @@ func (s *Slots) adoptLink(name string, owners map[int]*slot, linked map[int]bool
 		if err := errors.Join(r.filter.activate(link, 0), r.filter.forget(link)); err != nil {
 			return err
 		}
-		s.relay.drop(link)
 		if err := os.Remove(s.policyRecord(link)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		r.giveNumber(link)
 		return os.Remove(path)
 	}
 	linked[n], x.link = true, link

@@ -264,23 +264,30 @@ func (s *Slots) Release(ctx context.Context, id sandbox.ID) error {
 	if err := os.Remove(s.owner(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the owner of a network slot: %w", err)
 	}
+	if s.giveBack(id, x, clean) {
+		return nil
+	}
+	if err := s.remove(x); err != nil {
+		s.log.Warn("cannot destroy a surplus network slot", "slot", x.n, "error", err)
+	}
+	return nil
+}
+
+// giveBack ends id's hold of a slot, which goes to the pool if that wants it. False means that the slot is still there and nobody's.
+func (s *Slots) giveBack(id sandbox.ID, x *slot, clean bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.owned, id)
+	s.wakeLocked()
 	free := len(s.free)
 	if x.link != 0 {
 		free = len(s.freeLinked)
 	}
-	switch {
-	case clean && free < max(2*s.ready, 1):
+	if clean && free < max(2*s.ready, 1) {
 		s.keepLocked(x)
-	case clean: // more than the pool wants
-		if err := s.remove(x); err != nil {
-			s.log.Warn("cannot destroy a surplus network slot", "slot", x.n, "error", err)
-		}
+		return true
 	}
-	s.wakeLocked()
-	return nil
+	return !clean
 }
 
 func (s *Slots) ofID(id sandbox.ID) *slot {

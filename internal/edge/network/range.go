@@ -68,7 +68,11 @@ func (r addressRange) overlaps() error {
 	if err != nil {
 		return err
 	}
-	for _, a := range hostAddresses() {
+	own, err := hostAddresses()
+	if err != nil {
+		return err
+	}
+	for _, a := range own {
 		routes = append(routes, netip.PrefixFrom(a, a.BitLen()))
 	}
 	for _, have := range routes {
@@ -84,10 +88,10 @@ func (r addressRange) overlaps() error {
 }
 
 // hostAddresses are those of this host's interfaces.
-func hostAddresses() (all []netip.Addr) {
+func hostAddresses() (all []netip.Addr, err error) {
 	list, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	for _, a := range list {
 		if n, ok := a.(*net.IPNet); ok {
@@ -96,5 +100,5 @@ func hostAddresses() (all []netip.Addr) {
 			}
 		}
 	}
-	return all
+	return all, nil
 }

@@ -22,7 +22,7 @@ import (
 const (
 	linkMTU   = 65520 // no packet leaves the node
 	loopback  = 1     // index in every namespace
-	peerIndex = 2     // of a link's end in its slot
+	peerIndex = 15    // of a link's end in its slot, behind the tunnels that some hosts have in every namespace
 	mainTable = 254
 	// localTable is looked at first. It says that every address is the router's own, but those of links.
 	localTable = 255
@@ -206,7 +206,11 @@ func (r *router) refreshForbidden() error {
 	for _, p := range slices.Concat(sandbox.Undeniable(), r.ranged.prefixes()) {
 		want[p] = true
 	}
-	for _, a := range hostAddresses() {
+	own, err := hostAddresses()
+	if err != nil {
+		return fmt.Errorf("list this host's addresses: %w", err) // what was closed stays closed
+	}
+	for _, a := range own {
 		want[netip.PrefixFrom(a.WithZone(""), a.BitLen())] = true
 	}
 	r.mu.Lock()
@@ -250,6 +254,19 @@ func (n *numbers) get() (uint32, error) {
 	return got, nil
 }
 
+// adopt makes free what an earlier process used and no link has any more.
+func (n *numbers) adopt(used map[uint32]bool) {
+	n.free, n.next = nil, firstLink
+	for number := range used {
+		n.next = max(n.next, number+1)
+	}
+	for number := uint32(firstLink); number < n.next; number++ {
+		if !used[number] {
+			n.free = append(n.free, number)
+		}
+	}
+}
+
 // reuseAfter is how many numbers are used before one is used again.
 const reuseAfter = 4096
 
@@ -266,6 +283,12 @@ func (r *router) addLink(slot string, record func(number uint32) error) (uint32,
 		return 0, err
 	}
 	defer ns.Close()
+	var taken []uint32
+	defer func() {
+		for _, n := range taken {
+			r.giveNumber(n)
+		}
+	}()
 	for {
 		r.mu.Lock()
 		n, err := r.numbers.get()
@@ -274,21 +297,26 @@ func (r *router) addLink(slot string, record func(number uint32) error) (uint32,
 			return 0, err
 		}
 		if err := record(n); err != nil {
+			r.giveNumber(n)
 			return 0, err
 		}
 		err = r.connect(n, ns)
-		if errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EBUSY) { // its last owner's namespace is on its way out
-			r.giveNumber(n)
-			continue
+		if err == nil {
+			return n, nil
 		}
-		if err != nil {
-			r.disconnect(n)
+		if exists := errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EBUSY); !exists || len(taken) == maxTaken {
+			if !exists {
+				_ = r.disconnect(n) // one that is left makes the next try of its number fail
+			}
 			r.giveNumber(n)
 			return 0, err
 		}
-		return n, nil
+		taken = append(taken, n) // its last owner's namespace is on its way out
 	}
 }
+
+// maxTaken is how many numbers are tried beside one that is free: where all fail, it is the slot that has something already.
+const maxTaken = 256
 
 // connect makes link n. Its end in the router is down until the filter is on it.
 func (r *router) connect(n uint32, ns *os.File) error {

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -15,6 +16,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -418,4 +420,54 @@ func BenchmarkThroughput(b *testing.B) {
 		})
 	}
 	release(b, s, id)
+}
+
+// What both ends have ended and the sandbox does not read is in the node's memory still, and counts.
+func TestUnreadConnectionsCount(t *testing.T) {
+	const size = 1 << 20 // less than the relay's buffer
+	x := newSite(t)
+	ended := make(chan struct{}, 10)
+	x.serve(t, 8080, func(c *net.TCPConn) {
+		io.Copy(io.Discard, c)
+		c.Write(make([]byte, size))
+		c.Close()
+		ended <- struct{}{}
+	})
+	s := openLinked(t, privateDir(t), 0)
+	defer closeSlots(t, s)
+	id, ns := acquireOpen(t, s, Policy{Open: []Destination{x.dest(8080, TCP)}, Connections: 2})
+	begin := func() net.Conn {
+		c, err := dial(ns, "tcp", fmt.Sprintf("%s:8080", x.addr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		c.(*net.TCPConn).SetReadBuffer(32 << 10)
+		if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	open := []net.Conn{begin(), begin()}
+	<-ended
+	<-ended
+	time.Sleep(time.Second) // for the relay to do what it does with them
+	more, err := dial(ns, "tcp", fmt.Sprintf("%s:8080", x.addr))
+	if err == nil {
+		defer more.Close()
+		more.SetReadDeadline(time.Now().Add(30 * time.Second))
+		_ = more.(*net.TCPConn).CloseWrite()
+		_, err = io.Copy(io.Discard, more)
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("one connection more than the sandbox may have: %v", err)
+	}
+	for _, c := range open {
+		c.SetReadDeadline(time.Now().Add(30 * time.Second))
+		if n, err := io.Copy(io.Discard, c); n != size || err != nil {
+			t.Errorf("of %d bytes came %d: %v", size, n, err)
+		}
+		c.Close()
+	}
+	release(t, s, id)
 }

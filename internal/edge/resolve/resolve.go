@@ -142,11 +142,35 @@ func Canonical(name string) string { return strings.ToLower(strings.TrimSuffix(n
 func (r *Resolver) Use(holder sandbox.ID, names []string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.names)+len(names) > MaxNames {
+	if !r.roomLocked(names) {
 		return sandbox.Errorf(sandbox.ResourceExhausted, "too_many_network_names", "the network rules on this node have %d names, which is about the most; use prefixes, or fewer names", len(r.names))
 	}
 	r.useLocked(holder, names)
 	return nil
+}
+
+// roomLocked reports whether there is room for names. Those that nobody uses any more make room.
+func (r *Resolver) roomLocked(names []string) bool {
+	wanted := make(map[string]bool, len(names))
+	for _, name := range names {
+		wanted[Canonical(name)] = true
+	}
+	need := 0
+	for name := range wanted {
+		if r.names[name] == nil {
+			need++
+		}
+	}
+	if need == 0 || len(r.names)+need <= MaxNames {
+		return true
+	}
+	for name, e := range r.names {
+		if e.users == 0 && e.running == nil && !wanted[name] {
+			delete(r.names, name)
+			r.dirty = true
+		}
+	}
+	return len(r.names)+need <= MaxNames
 }
 
 func (r *Resolver) useLocked(holder sandbox.ID, names []string) {

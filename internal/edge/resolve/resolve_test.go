@@ -198,6 +198,20 @@ func TestNamesAreBounded(t *testing.T) {
 	if sandbox.ClassOf(err) != sandbox.ResourceExhausted || len(r.names) > MaxNames {
 		t.Errorf("%v with %d names", err, len(r.names))
 	}
+	if err := r.Use("late", []string{"n1.s1.example"}); err != nil {
+		t.Errorf("a name that is there already: %v", err)
+	}
+	for i := range 20 {
+		r.Release(sandbox.ID(fmt.Sprint(i)))
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) { // look-ups that run are not forgotten
+		if err = r.Use("last", []string{"new.example"}); err == nil || time.Now().After(deadline) {
+			break
+		}
+	}
+	if err != nil {
+		t.Errorf("after all others have gone: %v", err)
+	}
 }
 
 // nameServer answers questions for A of one name; what else it is asked it answers with how it is broken.

@@ -149,28 +149,16 @@ inlined int parse(struct __sk_buff *skb, struct packet *p, int out)
 	return ACCEPTED;
 }
 
-/* judge says whether a slot's policy opens the remote end. */
-inlined int judge(struct packet *p)
+/* judge_by says whether a policy opens the remote end. */
+inlined int judge_by(struct packet *p, __u32 policy)
 {
-	__u32 slot = p->slot, *policy = map_lookup(&active, &slot);
 	struct ranges *r;
 	if (p->v6) {
-		struct bare6 f = {128};
-		__builtin_memcpy(f.addr, p->remote, 16);
-		if (map_lookup(&forbidden6, &f))
-			return FORBIDDEN;
-		if (!policy || !*policy)
-			return NOT_ALLOWED;
-		struct key6 k = {32 + 128, *policy};
+		struct key6 k = {32 + 128, policy};
 		__builtin_memcpy(k.addr, p->remote, 16);
 		r = map_lookup(&open6, &k);
 	} else {
-		struct bare4 f = {32, p->remote[3]};
-		if (map_lookup(&forbidden4, &f))
-			return FORBIDDEN;
-		if (!policy || !*policy)
-			return NOT_ALLOWED;
-		struct key4 k = {32 + 32, *policy, p->remote[3]};
+		struct key4 k = {32 + 32, policy, p->remote[3]};
 		r = map_lookup(&open4, &k);
 	}
 	if (!r)
@@ -184,6 +172,35 @@ inlined int judge(struct packet *p)
 			return ACCEPTED;
 	}
 	return NOT_ALLOWED;
+}
+
+inlined int forbidden(struct packet *p)
+{
+	if (p->v6) {
+		struct bare6 f = {128};
+		__builtin_memcpy(f.addr, p->remote, 16);
+		return !!map_lookup(&forbidden6, &f);
+	}
+	struct bare4 f = {32, p->remote[3]};
+	return !!map_lookup(&forbidden4, &f);
+}
+
+/* judge says whether a slot's policy opens the remote end. */
+inlined int judge(struct packet *p)
+{
+	if (forbidden(p))
+		return FORBIDDEN;
+	__u32 slot = p->slot;
+	volatile __u32 *active_policy = map_lookup(&active, &slot);
+	if (!active_policy)
+		return NOT_ALLOWED;
+	__u32 policy = *active_policy, verdict = NOT_ALLOWED;
+	if (policy)
+		verdict = judge_by(p, policy);
+	if (verdict == ACCEPTED)
+		return ACCEPTED;
+	__u32 next = *active_policy; /* it may have been replaced, and its entries removed, just now */
+	return next && next != policy ? judge_by(p, next) : NOT_ALLOWED;
 }
 
 /*

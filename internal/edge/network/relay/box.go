@@ -31,15 +31,16 @@ type stream interface {
 	destination() (netip.AddrPort, uint8)
 }
 
-// admit judges a stream by the policy and, if it may, enters it.
-func (b *box) admit(s stream) bool {
+// admit judges a stream by the policy and, if it may, enters it. free is how many more the relay could carry: no sandbox takes more than
+// half of that, so that something is left for others however many want all that they may have.
+func (b *box) admit(s stream, free int64) bool {
 	to, protocol := s.destination()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
 	case b.gone || !b.policy.Allows(to, protocol):
 		b.refuseLocked(to, protocol, allow.NotAllowed)
-	case len(b.streams) >= limit(b.policy):
+	case len(b.streams) >= limit(b.policy), int64(len(b.streams)) > free/2:
 		b.refuseLocked(to, protocol, allow.TooManyConnections)
 	default:
 		b.streams[s] = struct{}{}
@@ -155,7 +156,7 @@ const maxShare = 1 << 20
 func (b *bucket) behind(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.free.Sub(now) > time.Second
+	return b.rate.Load() > 0 && b.free.Sub(now) > time.Second
 }
 
 // pay returns how long to wait for n bytes.

@@ -128,12 +128,13 @@ func (r *Relay) isForbidden(a netip.Addr) bool {
 // enter lets a stream of b begin, or says by false that it is refused. leave is its counterpart.
 func (r *Relay) enter(b *box, s stream) bool {
 	to, protocol := s.destination()
-	if r.streams.Add(1) > r.o.Streams {
+	used := r.streams.Add(1)
+	if used > r.o.Streams {
 		r.streams.Add(-1)
 		b.refuse(to, protocol, allow.TooManyConnections)
 		return false
 	}
-	if !b.admit(s) { // before the kernel is asked, which costs more
+	if !b.admit(s, r.o.Streams-used) { // before the kernel is asked, which costs more
 		r.streams.Add(-1)
 		return false
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dsec/internal/edge/network/allow"
+	"dsec/internal/linux"
 )
 
 const (
@@ -21,8 +22,8 @@ type connection struct {
 	to     netip.AddrPort
 	inside *net.TCPConn
 	cancel context.CancelFunc // of the dial
-
-	ended chan struct{} // closed once it is killed
+	ended  chan struct{}      // nothing waits any more
+	once   sync.Once
 
 	mu      sync.Mutex
 	outside *net.TCPConn
@@ -33,10 +34,8 @@ func (c *connection) destination() (netip.AddrPort, uint8) { return c.to, allow.
 
 func (c *connection) kill() {
 	c.cancel()
+	c.once.Do(func() { close(c.ended) })
 	c.mu.Lock()
-	if !c.killed {
-		close(c.ended)
-	}
 	c.killed = true
 	outside := c.outside
 	c.mu.Unlock()
@@ -109,19 +108,18 @@ func (c *connection) carry(b *box) {
 	_ = c.inside.SetKeepAlivePeriod(keepAlive)
 	done := make(chan error, 1)
 	go func() {
-		err := move(c.outside, c.inside, &b.out, c.ended)
+		err := c.move(c.outside, c.inside, &b.out)
 		if err != nil { // the other direction must not wait for what never comes
-			reset(c.inside)
-			reset(c.outside)
+			c.kill()
 		}
 		done <- err
 	}()
-	err := move(c.inside, c.outside, &b.in, c.ended)
+	err := c.move(c.inside, c.outside, &b.in)
 	if err != nil {
-		reset(c.inside)
-		reset(c.outside)
+		c.kill()
 	}
 	if <-done == nil && err == nil {
+		c.drain()
 		for _, conn := range []*net.TCPConn{c.inside, c.outside} {
 			_ = conn.SetLinger(-1) // what the other end has not yet got is still sent
 			_ = conn.Close()
@@ -129,15 +127,45 @@ func (c *connection) carry(b *box) {
 	}
 }
 
+// drain waits until the sandbox has all that came for it, and ends what it does not read. What is closed before is in the kernel's memory
+// still, for as long as the sandbox likes, and nobody counts it.
+func (c *connection) drain() {
+	last, since := 0, time.Now()
+	for pause := drainLook; ; pause = min(2*pause, time.Second) {
+		left, err := linux.Unsent(c.inside)
+		if err != nil || left == 0 || !c.pause(pause) {
+			return
+		}
+		if left != last {
+			last, since = left, time.Now()
+		}
+		if time.Since(since) > keepAlive {
+			c.kill()
+			return
+		}
+	}
+}
+
+const drainLook = 5 * time.Millisecond
+
+// pause waits, unless the connection ends.
+func (c *connection) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-c.ended:
+		return false
+	}
+}
+
 // move copies until from's end, and then ends to's direction. Between sockets the kernel moves the bytes (splice).
-func move(to, from *net.TCPConn, b *bucket, ended <-chan struct{}) error {
+func (c *connection) move(to, from *net.TCPConn, b *bucket) error {
 	for {
 		n, err := io.CopyN(to, from, b.share())
-		if wait := b.pay(n, time.Now()); wait > 0 {
-			select { // a killed one counts no longer, whatever is unpaid
-			case <-time.After(wait):
-			case <-ended:
-			}
+		if wait := b.pay(n, time.Now()); wait > 0 && !c.pause(wait) {
+			return net.ErrClosed
 		}
 		switch err {
 		case nil:
