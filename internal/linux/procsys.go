@@ -28,10 +28,16 @@ func PrivateProc() (fd int, err error) {
 		if err != nil {
 			return -1, fmt.Errorf("private proc: %w", err)
 		}
-		if p.fd > 0 {
-			Close(p.fd)
+		if p.fd == 0 {
+			p.fd = fresh
+		} else { // the number stays, for who compares what is open
+			err = unix.Dup3(fresh, p.fd, unix.O_CLOEXEC)
+			Close(fresh)
+			if err != nil {
+				return -1, fmt.Errorf("private proc: %w", err)
+			}
 		}
-		p.fd, p.left = fresh, procUses
+		p.left = procUses
 	}
 	p.left--
 	return retryFD("private proc", func() (int, error) { return unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 3) })

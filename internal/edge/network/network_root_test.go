@@ -448,6 +448,11 @@ func TestHalfMadeSysfsIsMadeAgain(t *testing.T) {
 
 func TestCloseLeavesTheHostAsBefore(t *testing.T) {
 	dir := privateDir(t)
+	proc, err := linux.PrivateProc() // the process keeps one
+	if err != nil {
+		t.Fatal(err)
+	}
+	linux.Close(proc)
 	before, err := hoststate.Snapshot(filepath.Dir(dir))
 	if err != nil {
 		t.Fatal(err)
