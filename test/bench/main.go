@@ -37,6 +37,7 @@ var benchmarks = []benchmark{
 	{"exec", benchExec},
 	{"files", benchFiles},
 	{"launcher", benchLauncher},
+	{"limits", benchLimits},
 	{"memory", benchMemory},
 	{"network", benchNetwork},
 	{"python", benchPython},
@@ -61,7 +62,7 @@ func run() error {
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of each comparison")
 	flag.IntVar(&o.many, "many", 2000, "live sandboxes of the benchmark density")
 	flag.DurationVar(&o.hold, "hold", 0, "how long each load goes on at least, for a profiler")
-	names := flag.String("run", "all", "comma-separated benchmarks: api, density, exec, files, launcher, memory, network, python, soak, streams, terminal")
+	names := flag.String("run", "all", "comma-separated benchmarks: api, density, exec, files, launcher, limits, memory, network, python, soak, streams, terminal")
 	flag.Parse()
 	if err := o.check(); err != nil {
 		return err
