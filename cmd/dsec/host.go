@@ -2,13 +2,8 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"os/exec"
-	"strings"
 
 	"dsec/internal/hostprep"
-	"dsec/internal/linux"
 )
 
 var hostCommand = command{
@@ -53,7 +48,7 @@ func setupHostPrepare(f *flagSet) action {
 		if o.SwapBytes = int64(swap); swap == 0 {
 			o.SwapFile = ""
 		}
-		h, err := thisHost(*record)
+		h, err := hostprep.This(*record)
 		if err != nil {
 			return err
 		}
@@ -74,7 +69,7 @@ func setupHostRestore(f *flagSet) action {
 		if err := wantArgs(args, 0, 0, ""); err != nil {
 			return err
 		}
-		h, err := thisHost(*record)
+		h, err := hostprep.This(*record)
 		if err != nil {
 			return err
 		}
@@ -120,37 +115,4 @@ func (c *console) printChanges(word string, changes []hostprep.Change, asJSON bo
 		return c.print("nothing to do\n")
 	}
 	return nil
-}
-
-// thisHost is the machine that this runs on.
-func thisHost(record string) (*hostprep.Host, error) {
-	if os.Geteuid() != 0 {
-		return nil, fmt.Errorf("only root can change this host's settings; run it as root")
-	}
-	boot, err := linux.BootID()
-	if err != nil {
-		return nil, err
-	}
-	return &hostprep.Host{Sysctls: "/proc/sys", Record: record, BootID: boot, Run: runProgram, Modules: loadedModules}, nil
-}
-
-func runProgram(ctx context.Context, name string, args ...string) error {
-	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
-	if err != nil && len(out) > 0 {
-		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(out[:min(len(out), 500)])))
-	}
-	return err
-}
-
-func loadedModules() (map[string]bool, error) {
-	b, err := os.ReadFile("/proc/modules")
-	if os.IsNotExist(err) { // a kernel without modules
-		return nil, nil
-	}
-	loaded := map[string]bool{}
-	for line := range strings.Lines(string(b)) {
-		name, _, _ := strings.Cut(line, " ")
-		loaded[name] = true
-	}
-	return loaded, err
 }

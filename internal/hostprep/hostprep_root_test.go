@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"dsec/internal/linux"
 )
 
 // victimEnv makes the test binary a process that prepares and restores this host until it is killed; it is the record's path.
@@ -34,23 +32,11 @@ func TestMain(m *testing.M) {
 }
 
 func thisHost(record string) *Host {
-	boot, err := linux.BootID()
+	h, err := This(record)
 	if err != nil {
 		panic(err)
 	}
-	return &Host{Sysctls: "/proc/sys", Record: record, BootID: boot,
-		Run: func(ctx context.Context, name string, args ...string) error {
-			return exec.CommandContext(ctx, name, args...).Run()
-		},
-		Modules: func() (map[string]bool, error) {
-			b, err := os.ReadFile("/proc/modules")
-			loaded := map[string]bool{}
-			for line := range strings.Lines(string(b)) {
-				name, _, _ := strings.Cut(line, " ")
-				loaded[name] = true
-			}
-			return loaded, err
-		}}
+	return h
 }
 
 func state(t *testing.T) string {
